@@ -1,0 +1,1 @@
+"""PolyCCL: collectives across vendors."""
