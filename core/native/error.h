@@ -1,0 +1,30 @@
+// Errors of the core: one class, whose code chooses the Python class that the user sees.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace polyccl {
+
+enum class Code {
+  kInvalidArgument,
+  kBackendUnavailable,
+  kUnsupportedOperation,
+  kTimeout,
+  kPeerLost,
+  kAborted,
+  kMismatch,
+  kInternal,
+};
+
+// what() is whole: it says what happened, where, and what to try.
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  Code code() const { return code_; }
+
+ private:
+  Code code_;
+};
+
+}  // namespace polyccl

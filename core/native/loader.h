@@ -1,0 +1,85 @@
+// Loading of backend plugins: by absolute path, each in a scope of its own, never unloaded.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "polyccl/backend.h"
+#include "clock.h"
+#include "error.h"
+#include "types.h"
+
+namespace polyccl {
+
+// A loaded plugin. Lives as long as the process.
+class Backend {
+ public:
+  // Load the plugin at this path, or give the one that was loaded from it. Throws kBackendUnavailable with the path, what is wrong (not
+  // there, no symbol, another ABI: both numbers, the library's own words) and what to do.
+  static Backend& load(const std::string& path);
+
+  const polyccl_backend& table() const { return table_; }  // clipped to what both sides know; entries that may be absent are null
+  const std::string& name() const { return name_; }
+  const std::string& path() const { return path_; }
+  uint32_t flags() const { return table_.flags; }
+  bool has(uint32_t flag) const { return (table_.flags & flag) != 0; }
+
+  std::string library_version() const;
+  std::string library_file() const;
+  std::string compatibility(int device) const;
+  int device_count() const;
+
+  // POLYCCL_CAN_* bits; 0 where the plugin cannot.
+  uint32_t supports(Kind kind, Dtype dtype, Reduction reduction, uint32_t memory) const;
+  uint32_t completion(Kind kind, uint32_t memory) const;
+
+  // The plugin's words for the last failure; for comm == nullptr, of this thread.
+  std::string last_error(polyccl_comm* comm) const;
+
+  // Turn a result into an Error (`doing` is e.g. "all_reduce on communicator 'dp'"); does nothing for POLYCCL_OK.
+  void check(polyccl_result result, polyccl_comm* comm, const std::string& doing) const;
+
+ private:
+  Backend(std::string path, const polyccl_backend& table);
+  std::string path_, name_;
+  polyccl_backend table_{};
+};
+
+// A store for polyccl_comm_config: what a plugin's bootstrap calls. Implemented over the store that the user gave.
+class BootstrapStore {
+ public:
+  virtual ~BootstrapStore() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;                 // throws Error
+  virtual std::string get(const std::string& key, Deadline deadline) = 0;                 // waits; throws Error
+  virtual bool cancelled() const = 0;
+};
+
+struct CommConfig {
+  int rank = 0, size = 1, device = -1;
+  std::string name, interface, address;
+  std::vector<std::string> hints;  // key, value, ...
+  Deadline deadline = 0;
+};
+
+// A communicator of a plugin. One caller at a time, but for abort().
+class BackendComm {
+ public:
+  BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store);  // blocks; throws Error
+  ~BackendComm();                                                                   // abort, then destroy
+  BackendComm(const BackendComm&) = delete;
+  BackendComm& operator=(const BackendComm&) = delete;
+
+  Backend& backend() const { return backend_; }
+
+  // Issue one fused group and wait for it to be done on the host. Throws Error.
+  void run(const std::vector<const polyccl_op*>& ops, const std::string& doing);
+
+  void abort() noexcept;
+
+ private:
+  Backend& backend_;
+  polyccl_comm* comm_ = nullptr;
+};
+
+}  // namespace polyccl

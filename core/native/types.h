@@ -1,0 +1,52 @@
+// Data types, reductions and kinds: the one place that knows their names, sizes and what goes with what.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "polyccl/backend.h"
+
+namespace polyccl {
+
+using Dtype = uint32_t;      // POLYCCL_DTYPE_*
+using Reduction = uint32_t;  // POLYCCL_REDUCTION_*
+using Kind = uint32_t;       // POLYCCL_KIND_*
+
+// Bytes of one element; 0 for an unknown type.
+size_t dtype_size(Dtype dtype);
+
+// "float32", ...; "dtype 77" is not a name: unknown types give "unknown".
+std::string_view dtype_name(Dtype dtype);
+
+// Every type, in the order of their numbers.
+std::span<const Dtype> all_dtypes();
+
+// "SUM", ...
+std::string_view reduction_name(Reduction reduction);
+
+// Whether PolyCCL's host kernels combine this type by this reduction. AVG and PREMUL_SUM count as reductions here: they are sums with
+// a scaling. The fp8 types only move.
+bool can_reduce(Dtype dtype, Reduction reduction);
+
+// How one side of an operation is laid out on a rank, and which ranks have it; the values are those of operations.py.
+enum class Shape : uint8_t { kNone = 0, kOne = 1, kBlocks = 2 };
+enum class Who : uint8_t { kNobody = 0, kAll = 1, kRoot = 2 };
+
+// A row of the table of operations (core/python/polyccl/operations.py).
+struct Operation {
+  Kind kind;
+  std::string_view name;
+  Shape input, output;
+  Who input_at, output_at;
+  bool rooted, reduces, ragged;
+  bool collective() const { return kind != POLYCCL_KIND_SEND && kind != POLYCCL_KIND_RECV; }
+};
+
+std::span<const Operation> operations();
+
+// The row of a kind; null for an unknown one.
+const Operation* find_operation(Kind kind);
+
+}  // namespace polyccl
