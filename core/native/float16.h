@@ -12,6 +12,13 @@ inline constexpr uint32_t kNanFloat32 = 0x7fc00000;
 inline constexpr uint16_t kNanFloat16 = 0x7e00;
 inline constexpr uint16_t kNanBfloat16 = 0x7fc0;
 
+// `yes` or `no`, by masks: compilers move floating-point operations into the arms of a ?:, and then do not vectorise
+// it.
+[[gnu::always_inline]] inline uint32_t select(bool condition, uint32_t yes, uint32_t no) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 [[gnu::always_inline]] inline float bfloat16_to_float(uint16_t value) {
   return std::bit_cast<float>(uint32_t{value} << 16);
 }
@@ -20,7 +27,7 @@ inline constexpr uint16_t kNanBfloat16 = 0x7fc0;
 [[gnu::always_inline]] inline uint16_t float_to_bfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>(value != value ? uint32_t{kNanBfloat16} : rounded);
+  return static_cast<uint16_t>(select(value != value, kNanBfloat16, rounded));
 }
 
 [[gnu::always_inline]] inline float float16_to_float(uint16_t value) {
@@ -31,7 +38,7 @@ inline constexpr uint16_t kNanBfloat16 = 0x7fc0;
   const uint32_t special = normal + kRebias;  // infinity and NaN: exponent 31 becomes 255
   // A denormal m * 2^-24 is read as 2^-14 + m * 2^-24, from which 2^-14 is taken away: exact.
   const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(normal + (1u << 23)) - 0x1p-14f);
-  const uint32_t magnitude = exponent == 0x7c00 ? special : (exponent == 0 ? denormal : normal);
+  const uint32_t magnitude = select(exponent == 0x7c00, special, select(exponent == 0, denormal, normal));
   return std::bit_cast<float>(sign | magnitude);
 }
 
@@ -48,9 +55,9 @@ inline constexpr uint16_t kNanBfloat16 = 0x7fc0;
   // Adding 0.5, whose last place is 2^-24, lets the processor round to that place.
   const uint32_t denormal =
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-  const uint32_t finite = magnitude < kSmallestNormal ? denormal : normal;
-  const uint32_t bounded = magnitude >= kTooLarge ? uint32_t{0x7c00} : finite;
-  return static_cast<uint16_t>(magnitude > kInfinity ? uint32_t{kNanFloat16} : (sign | bounded));
+  const uint32_t finite = select(magnitude < kSmallestNormal, denormal, normal);
+  const uint32_t bounded = select(magnitude >= kTooLarge, 0x7c00, finite);
+  return static_cast<uint16_t>(select(magnitude > kInfinity, kNanFloat16, sign | bounded));
 }
 
 }  // namespace polyccl

@@ -265,9 +265,11 @@ POLYCCL_INLINE void reduce_job(const Job& job) {
     const size_t n = std::min(kBlock<E>, job.n - start);
     const size_t offset = start * sizeof(typename E::Stored);
     const std::byte* first = operand(0) + offset;
+    POLYCCL_INDEPENDENT
     for (size_t i = 0; i < n; ++i) wide[i] = load<E>(first, i);
     for (size_t k = 1; k < job.operands.size(); ++k) {
       const std::byte* next = operand(k) + offset;
+      POLYCCL_INDEPENDENT
       for (size_t i = 0; i < n; ++i) wide[i] = Op::apply(wide[i], load<E>(next, i));
     }
     finish<E>(job.output + offset, wide.data(), n, job.factor);
