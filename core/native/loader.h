@@ -5,26 +5,36 @@
 #include <string>
 #include <vector>
 
-#include "polyccl/backend.h"
 #include "clock.h"
 #include "error.h"
+#include "polyccl/backend.h"
 #include "types.h"
 
 namespace polyccl {
 
+// Where the lines go that plugins log; `path` is the plugin's file. The default prints errors and warnings to stderr.
+// Called from any thread; must not throw.
+using LogSink = void (*)(int32_t level, const std::string& path, const char* text);
+void set_plugin_log(LogSink sink);  // nullptr: the default
+
 // A loaded plugin. Lives as long as the process.
 class Backend {
  public:
-  // Load the plugin at this path, or give the one that was loaded from it. Throws kBackendUnavailable with the path, what is wrong (not
-  // there, no symbol, another ABI: both numbers, the library's own words) and what to do.
+  // Load the plugin at this path, or give the one that was loaded from it (symbolic links are followed first). Throws
+  // kBackendUnavailable with the path, what is wrong (not there, no symbol, another ABI: both numbers, the library's
+  // own words) and what to do.
   static Backend& load(const std::string& path);
 
-  const polyccl_backend& table() const { return table_; }  // clipped to what both sides know; entries that may be absent are null
+  const polyccl_backend& table() const {
+    return table_;
+  }  // clipped to what both sides know; entries that may be absent are null
   const std::string& name() const { return name_; }
   const std::string& path() const { return path_; }
   uint32_t flags() const { return table_.flags; }
+  uint32_t abi() const { return table_.abi; }
   bool has(uint32_t flag) const { return (table_.flags & flag) != 0; }
 
+  // The library's version in words, and the file it was loaded from ("" where it is linked into the plugin).
   std::string library_version() const;
   std::string library_file() const;
   std::string compatibility(int device) const;
@@ -40,18 +50,24 @@ class Backend {
   // Turn a result into an Error (`doing` is e.g. "all_reduce on communicator 'dp'"); does nothing for POLYCCL_OK.
   void check(polyccl_result result, polyccl_comm* comm, const std::string& doing) const;
 
+  // Made by load() alone.
+  struct Private {};
+  Backend(Private, std::string path, const polyccl_backend& table);
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
  private:
-  Backend(std::string path, const polyccl_backend& table);
   std::string path_, name_;
   polyccl_backend table_{};
+  polyccl_device device_{};
 };
 
 // A store for polyccl_comm_config: what a plugin's bootstrap calls. Implemented over the store that the user gave.
 class BootstrapStore {
  public:
   virtual ~BootstrapStore() = default;
-  virtual void set(const std::string& key, const std::string& value) = 0;                 // throws Error
-  virtual std::string get(const std::string& key, Deadline deadline) = 0;                 // waits; throws Error
+  virtual void set(const std::string& key, const std::string& value) = 0;  // throws Error
+  virtual std::string get(const std::string& key, Deadline deadline) = 0;  // waits; throws Error
   virtual bool cancelled() const = 0;
 };
 
@@ -66,13 +82,14 @@ struct CommConfig {
 class BackendComm {
  public:
   BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store);  // blocks; throws Error
-  ~BackendComm();                                                                   // abort, then destroy
+  ~BackendComm();                                                                  // abort, then destroy
   BackendComm(const BackendComm&) = delete;
   BackendComm& operator=(const BackendComm&) = delete;
 
   Backend& backend() const { return backend_; }
 
-  // Issue one fused group and wait for it to be done on the host. Throws Error.
+  // Issue one fused group and wait for it: inline and posted operations are done on the host when this returns,
+  // stream-ordered ones are enqueued. Throws Error.
   void run(const std::vector<const polyccl_op*>& ops, const std::string& doing);
 
   void abort() noexcept;
