@@ -62,7 +62,7 @@ VARIABLES: tuple[Variable, ...] = (
         "POLYCCL_CHECK",
         Form.FLAG,
         "0",
-        "Compare the arguments of every operation between ranks before it starts, and raise Mismatch on all of them when they differ.",
+        "Compare the arguments of every operation between ranks before it starts; a difference raises Mismatch on all of them.",
         "communicators",
     ),
     Variable(
