@@ -1,0 +1,217 @@
+"""The sessions of PolyCCL's development: `nox -l` lists them. Each installs what it needs, system packages included where it may.
+
+`nox -s tests` is what CI runs. The sessions `tests_<backend>` run the tests of one backend against its real library, and skip with
+the reason where the backend, the library or the hardware is not there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+TORCH = "torch==2.13.0"
+CLANG_FORMAT = "clang-format==14.0.6"  # another version formats otherwise: change it together with the code
+FAMILIES = {"ncclx": "nccl", "rcclx": "rccl"}  # backends that share the folder of another
+TEST_FOLDERS = ("tests/unit", "tests/planner", "tests/jobs")
+
+nox.options.sessions = ["tests", "lint"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+
+
+def _gloo_is_installed() -> bool:
+    prefixes = [*os.environ.get("CMAKE_PREFIX_PATH", "").replace(";", ":").split(":"), "/usr", "/usr/local"]
+    return any((Path(prefix) / "include/gloo/config.h").is_file() for prefix in prefixes if prefix)
+
+
+def _missing_packages(gloo: bool) -> list[str]:
+    """Debian's names of what a build needs and this machine lacks."""
+    missing = []
+    if shutil.which("c++") is None or shutil.which("cc") is None:
+        missing.append("g++")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+        missing.append("python3-dev")
+    if gloo and not _gloo_is_installed():
+        missing.append("libgloo-dev")
+    return missing
+
+
+def _system_packages(session: nox.Session, *, gloo: bool) -> None:
+    """Install what the build needs and is missing where we may (root, apt-get); else say by which command, and go on without."""
+    missing = _missing_packages(gloo)
+    if not missing:
+        return
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        session.warn(f"Missing: {', '.join(missing)}. On Debian and Ubuntu: sudo {' '.join(install)}")
+        return
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    session.log(f"Missing: {', '.join(missing)}. Installing by: {' '.join(install)}")
+    try:
+        # The list of packages may be old: refresh it, and go on with the old one where that fails.
+        subprocess.run(["apt-get", "update", "-qq"], env=environment, timeout=180, check=False)
+        subprocess.run([*install, "-qq"], env=environment, timeout=300, check=True, stdout=subprocess.DEVNULL)
+    except (subprocess.SubprocessError, OSError) as error:
+        session.warn(f"Could not install {', '.join(missing)}: {error}")
+
+
+def _install(session: nox.Session, *others: str, extras: str = "", werror: bool = False, env: dict[str, str] | None = None) -> None:
+    """Build and install PolyCCL from this tree, together with other packages."""
+    settings = ["-C", "cmake.define.POLYCCL_WERROR=ON"] if werror else []
+    session.install(*others, f".{extras}", *settings, env=env or {})
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a small model on two islands of this machine, and compare with one process."""
+    _system_packages(session, gloo=True)
+    _install(session, TORCH, extras="[demo]")
+    session.run("python", "examples/train_two_islands.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The tests that need no special hardware; warnings in PolyCCL's own code are errors."""
+    _system_packages(session, gloo=True)
+    # CMake and Ninja are for the tests that build backends outside the tree.
+    _install(session, TORCH, "cmake>=3.21", "ninja", extras="[test]", werror=True)
+    folders = [folder for folder in TEST_FOLDERS if (ROOT / folder).is_dir()]
+    session.run("pytest", *(session.posargs or folders))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types: ruff, mypy --strict, clang-format. Changes nothing."""
+    session.install(
+        "ruff==0.17.6", "mypy==2.4.1", CLANG_FORMAT, "nox", "numpy", "typer>=0.12", "rich>=13", "pytest>=8", "hypothesis"
+    )
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", "--strict")
+    sources = [
+        str(path.relative_to(ROOT))
+        for folder in ("core/native", "core/abi", "backends", "tests")
+        for suffix in ("*.c", "*.cc", "*.h")
+        for path in sorted((ROOT / folder).rglob(suffix))
+    ]
+    session.run("clang-format", "--dry-run", "-Werror", *sources)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build a wheel into dist/ and list what it holds. `nox -s wheel -- gloo nccl` names the backends; else the defaults hold."""
+    _system_packages(session, gloo=not session.posargs or "gloo" in session.posargs)
+    env = {"POLYCCL_BUILD_BACKENDS": ",".join(session.posargs)} if session.posargs else {}
+    dist = ROOT / "dist"
+    dist.mkdir(exist_ok=True)
+    scratch = Path(session.create_tmp())
+    for old in scratch.glob("*.whl"):
+        old.unlink()
+    session.run("python", "-m", "pip", "wheel", ".", "--no-deps", "-w", str(scratch), env=env)
+    (built,) = scratch.glob("*.whl")
+    target = dist / built.name
+    shutil.copy2(built, target)
+    session.log(f"{target.relative_to(ROOT)} holds:")
+    with zipfile.ZipFile(target) as archive:
+        for item in archive.infolist():
+            print(f"{item.file_size:>10}  {item.filename}")
+
+
+@nox.session
+@nox.parametrize("torch", ["2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.14.1"])
+def torch_matrix(session: nox.Session, torch: str) -> None:
+    """One build, other torch versions: tensors enter and a small job runs."""
+    chosen = [path for path in ("tests/unit/test_tensor_intake.py", "tests/jobs/test_torch_versions.py") if (ROOT / path).is_file()]
+    if not chosen:
+        session.skip("the tests of tensor intake are not there")
+    _system_packages(session, gloo=True)
+    try:
+        session.install(f"torch=={torch}")
+    except nox.command.CommandFailed:
+        session.skip(f"no wheel of torch {torch} can be had for this Python")
+    _install(session, f"torch=={torch}", extras="[test]")
+    session.run("pytest", *(session.posargs or chosen))
+
+
+def _opens(*libraries: str) -> bool:
+    for library in libraries:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _no_hardware(backend: str) -> str:
+    """Why this machine cannot run a backend; empty where it can, as far as can be seen from outside."""
+    device, drivers, words = {
+        "nccl": ("/dev/nvidiactl", ["libcuda.so.1"], "no NVIDIA GPU with its driver"),
+        "rccl": ("/dev/kfd", ["libamdhip64.so", "libamdhip64.so.6", "libamdhip64.so.7"], "no AMD GPU with ROCm"),
+        "xccl": ("/dev/dri", ["libze_loader.so.1"], "no Intel GPU with its driver"),
+    }.get(FAMILIES.get(backend, backend), ("/", [], ""))
+    return "" if Path(device).exists() and (not drivers or _opens(*drivers)) else words
+
+
+def _backend_session(session: nox.Session, backend: str) -> None:
+    """Build one backend and run the tests that are marked as its own, on the real library."""
+    family = FAMILIES.get(backend, backend)
+    if backend != "host" and not (ROOT / "backends" / family / "CMakeLists.txt").is_file():
+        session.skip(f"this version of PolyCCL has no {backend} backend (no backends/{family})")
+    if reason := _no_hardware(backend):
+        session.skip(reason)
+    _system_packages(session, gloo=backend == "gloo")
+    if backend == "gloo" and not _gloo_is_installed():
+        session.skip("Gloo is not installed")
+    _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "" if backend == "host" else backend})
+    session.run("pytest", "--backend", backend, *(session.posargs or TEST_FOLDERS))
+
+
+@nox.session
+def tests_host(session: nox.Session) -> None:
+    """The built-in host backend, in a build with no other."""
+    _backend_session(session, "host")
+
+
+@nox.session
+def tests_gloo(session: nox.Session) -> None:
+    """The real Gloo."""
+    _backend_session(session, "gloo")
+
+
+@nox.session
+def tests_nccl(session: nox.Session) -> None:
+    """The real NCCL, on NVIDIA GPUs."""
+    _backend_session(session, "nccl")
+
+
+@nox.session
+def tests_ncclx(session: nox.Session) -> None:
+    """The real NCCLX, on NVIDIA GPUs."""
+    _backend_session(session, "ncclx")
+
+
+@nox.session
+def tests_rccl(session: nox.Session) -> None:
+    """The real RCCL, on AMD GPUs."""
+    _backend_session(session, "rccl")
+
+
+@nox.session
+def tests_rcclx(session: nox.Session) -> None:
+    """The real RCCLX, on AMD GPUs."""
+    _backend_session(session, "rcclx")
+
+
+@nox.session
+def tests_xccl(session: nox.Session) -> None:
+    """The real oneCCL, on Intel GPUs."""
+    _backend_session(session, "xccl")

@@ -1,0 +1,64 @@
+"""What holds for all tests: agreement checks are on, and tests may be marked as those of a backend.
+
+``@pytest.mark.backend("gloo")`` marks a test that needs that backend (several names: any one of them is its subject). It is skipped
+where the installed package has no such plugin. ``pytest --backend gloo`` runs only the tests so marked, and refuses to start where
+the plugin is missing, so that a session for a backend never passes by skipping. Every test ends by its deadline (``timeout`` in
+pyproject.toml, or ``@pytest.mark.timeout(seconds)``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+# Ranks compare what must agree before they act on it. Spawned ranks inherit this.
+os.environ.setdefault("POLYCCL_CHECK", "1")
+
+BUILT_IN = "host"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--backend", default=None, metavar="NAME", help="run only the tests of this backend, which must be installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "backend(name, ...): a test of these backends; skipped where none of them is installed")
+    wanted = config.getoption("--backend")
+    if wanted is not None and not _is_installed(wanted):
+        raise pytest.UsageError(f"--backend {wanted}: the installed polyccl has no such plugin; it has {_installed() or 'none'}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--backend")
+    if wanted is not None:
+        dropped = [item for item in items if wanted not in _names(item)]
+        items[:] = [item for item in items if wanted in _names(item)]
+        config.hook.pytest_deselected(items=dropped)
+        return
+    for item in items:
+        names = _names(item)
+        if names and not any(_is_installed(name) for name in names):
+            item.add_marker(pytest.mark.skip(reason=f"the installed polyccl has no {' or '.join(names)} plugin"))
+
+
+def _names(item: pytest.Item) -> list[str]:
+    return [str(name) for marker in item.iter_markers("backend") for name in marker.args]
+
+
+def _installed() -> list[str]:
+    """Names of the plugins beside the native module."""
+    try:
+        spec = importlib.util.find_spec("polyccl._native")
+    except ImportError:
+        return []
+    if spec is None or spec.origin is None:
+        return []
+    folder = Path(spec.origin).parent / "backends"
+    return sorted(path.stem.removeprefix("libpolyccl_") for path in folder.glob("libpolyccl_*.so"))
+
+
+def _is_installed(name: str) -> bool:
+    return name == BUILT_IN or name in _installed()
