@@ -34,7 +34,9 @@ class Traffic:
 
 
 def payload(topology: Topology, request: Request, counts: Counts, options: Options | None = None) -> Islands:
-    """The bytes that the plans of all ranks send over the link for a call of ``counts`` elements."""
+    """The bytes that the plans of all ranks send over the link for a collective of ``counts`` elements."""
+    if not BY_KIND[request.kind].collective:
+        raise ValueError(f"{BY_KIND[request.kind].name} is not a collective: its bytes are those of the message")
     totals: Islands = {}
     for rank in range(topology.size):
         written = plan(request, topology, rank, options)

@@ -150,8 +150,9 @@ class _Iteration:
         if self.section.ragged:
             if part.size != 1 or part.lo.denominator != 1:
                 raise SimulationError(f"{part} is not one whole block, as it must be in a ragged section")
-            begin = first + (int(part.lo) * self.section.chunk if in_scratch else 0)
-            end = begin + self._block_length(part)
+            length = self._block_length(part)
+            begin = int(part.lo) * self.section.chunk if in_scratch else min(first, len(memory))
+            end = begin + length
         else:
             begin, end = first + _elements(part.lo * self.length), first + _elements(part.hi * self.length)
         if end > len(memory):
