@@ -131,8 +131,8 @@ class FileStore:
 class TorchStore:
     """A store of torch, as a `Store`. Each thread uses its own clone (hence its own connection) where the store has ``clone``.
 
-    Waiting polls with torch's ``check``, every 1 ms at first and every 100 ms at last: unlike torch's ``wait`` it can be interrupted
-    by Ctrl-C, lets other threads get through, and writes no warning when the time is up.
+    Waiting polls with torch's ``check``, every 1 ms at first and every 100 ms at last: unlike torch's ``wait`` it can be
+    interrupted by Ctrl-C, lets other threads get through, and writes no warning when the time is up.
     """
 
     def __init__(self, store: Any) -> None:
