@@ -12,11 +12,11 @@
 #include <string>
 #include <type_traits>
 
+#include "elements.h"
 #include "error.h"
-#include "float16.h"
 
 #if defined(__x86_64__)
-#include <xmmintrin.h>
+#include <immintrin.h>
 #endif
 
 // Said of loops whose iterations are independent although output may be an operand: both are read and written at the
@@ -26,178 +26,18 @@
 #else
 #define POLYCCL_INDEPENDENT _Pragma("GCC ivdep")
 #endif
-#define POLYCCL_INLINE [[gnu::always_inline]] inline
+// Said of functions that run only where wide_vectors_exist(). By hand, not by target_clones: sanitizers and ifunc
+// resolvers do not mix.
+#if defined(__x86_64__)
+#define POLYCCL_WIDE [[gnu::target("avx2,f16c")]]
+#else
+#define POLYCCL_WIDE
+#endif
 
 namespace polyccl {
 namespace {
 
-// ---- Elements: how each type is stored, and in what it is computed
-// -------------------------------------------------------------
-
-// `narrow` of a float gives canonical NaNs.
-POLYCCL_INLINE float canonical(float value) { return value != value ? std::bit_cast<float>(kNanFloat32) : value; }
-POLYCCL_INLINE double canonical(double value) {
-  return value != value ? std::bit_cast<double>(uint64_t{0x7ff8000000000000}) : value;
-}
-
-template <class T>
-struct Pair {
-  T real, imag;
-};
-
-template <class T>
-struct Integer {
-  using Stored = T;
-  using Wide = T;
-  POLYCCL_INLINE static T widen(T value) { return value; }
-  POLYCCL_INLINE static T narrow(T value) { return value; }
-};
-
-// Any byte but 0 is true; what is stored is 0 or 1.
-struct Bool {
-  using Stored = uint8_t;
-  using Wide = uint8_t;
-  POLYCCL_INLINE static uint8_t widen(uint8_t value) { return value != 0; }
-  POLYCCL_INLINE static uint8_t narrow(uint8_t value) { return value; }
-};
-
-template <class T>
-struct Float {
-  using Stored = T;
-  using Wide = T;
-  POLYCCL_INLINE static T widen(T value) { return value; }
-  POLYCCL_INLINE static T narrow(T value) { return canonical(value); }
-};
-
-struct Float16 {
-  using Stored = uint16_t;
-  using Wide = float;
-  POLYCCL_INLINE static float widen(uint16_t value) { return float16_to_float(value); }
-  POLYCCL_INLINE static uint16_t narrow(float value) { return float_to_float16(value); }
-};
-
-struct Bfloat16 {
-  using Stored = uint16_t;
-  using Wide = float;
-  POLYCCL_INLINE static float widen(uint16_t value) { return bfloat16_to_float(value); }
-  POLYCCL_INLINE static uint16_t narrow(float value) { return float_to_bfloat16(value); }
-};
-
-template <class T>
-struct Complex {
-  using Stored = Pair<T>;
-  using Wide = Pair<T>;
-  POLYCCL_INLINE static Pair<T> widen(Pair<T> value) { return value; }
-  POLYCCL_INLINE static Pair<T> narrow(Pair<T> value) { return {canonical(value.real), canonical(value.imag)}; }
-};
-
-// ---- Operators
-// -----------------------------------------------------------------------------------------------------------------
-
-// Unsigned, so that overflow wraps, and not narrower than int, so that uint16_t * uint16_t is not a product of ints.
-template <class T>
-POLYCCL_INLINE auto wrapping(T value) {
-  if constexpr (sizeof(T) < 4) {
-    return static_cast<uint32_t>(value);
-  } else {
-    return static_cast<std::make_unsigned_t<T>>(value);
-  }
-}
-
-struct Sum {
-  template <class T>
-  POLYCCL_INLINE static T apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(wrapping(a) + wrapping(b));
-    } else {
-      return a + b;
-    }
-  }
-  template <class T>
-  POLYCCL_INLINE static Pair<T> apply(Pair<T> a, Pair<T> b) {
-    return {a.real + b.real, a.imag + b.imag};
-  }
-};
-
-struct Product {
-  template <class T>
-  POLYCCL_INLINE static T apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(wrapping(a) * wrapping(b));
-    } else {
-      return a * b;
-    }
-  }
-  // The schoolbook formula, as NumPy's; std::complex would mend infinities by a branch.
-  template <class T>
-  POLYCCL_INLINE static Pair<T> apply(Pair<T> a, Pair<T> b) {
-    return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
-  }
-};
-
-// A NaN on either side wins. Of equals, +0 and -0 among them, the left one stays.
-struct Min {
-  template <class T>
-  POLYCCL_INLINE static T apply(T a, T b) {
-    return (b < a) | (b != b) ? b : a;
-  }
-};
-
-struct Max {
-  template <class T>
-  POLYCCL_INLINE static T apply(T a, T b) {
-    return (b > a) | (b != b) ? b : a;
-  }
-};
-
-struct And {
-  template <class T>
-  POLYCCL_INLINE static T apply(T a, T b) {
-    return static_cast<T>(a & b);
-  }
-};
-
-struct Or {
-  template <class T>
-  POLYCCL_INLINE static T apply(T a, T b) {
-    return static_cast<T>(a | b);
-  }
-};
-
-struct Xor {
-  template <class T>
-  POLYCCL_INLINE static T apply(T a, T b) {
-    return static_cast<T>(a ^ b);
-  }
-};
-
-// Multiplication by 1 / ranks; for integers the truncating division by ranks.
-template <class T>
-struct Average {
-  T inverse;
-  explicit Average(size_t ranks) : inverse(T{1} / static_cast<T>(ranks)) {}
-  POLYCCL_INLINE T apply(T value) const { return value * inverse; }
-  POLYCCL_INLINE Pair<T> apply(Pair<T> value) const { return {value.real * inverse, value.imag * inverse}; }
-};
-
-template <class T>
-requires std::is_integral_v<T>
-struct Average<T> {
-  // A float64 quotient of integers of up to 32 bits is exact enough to truncate, and vectorises.
-  using Divisor = std::conditional_t<(sizeof(T) <= 4), double, T>;
-  Divisor ranks;
-  explicit Average(size_t count) : ranks(static_cast<Divisor>(count)) {}
-  POLYCCL_INLINE T apply(T value) const { return static_cast<T>(static_cast<Divisor>(value) / ranks); }
-};
-
-template <class W>
-struct Multiply {
-  W factor;
-  POLYCCL_INLINE W apply(W value) const { return Product::apply(value, factor); }
-};
-
 // ---- Loops
-// ---------------------------------------------------------------------------------------------------------------------
 
 // Through memcpy, since nothing promises alignment.
 template <class E>
@@ -220,32 +60,101 @@ struct Job {
   const Factor& factor;
 };
 
+// Types that are computed in themselves, so that loops may load, compute and store in one go.
+template <class E>
+inline constexpr bool kDirect = std::is_same_v<typename E::Stored, typename E::Wide>;
+
 // Blocks of a size that stays in the first-level cache, however many operands there are.
 template <class E>
 inline constexpr size_t kBlock = 8192 / sizeof(typename E::Wide);
 
-template <class E, class Scale>
-POLYCCL_INLINE void finish_with(std::byte* output, const typename E::Wide* wide, size_t n, Scale scale) {
-  POLYCCL_INDEPENDENT
-  for (size_t i = 0; i < n; ++i) store<E>(output, i, scale.apply(wide[i]));
+#if defined(__x86_64__)
+// The processor's own conversions: the same bits as those of float16.h, once NaNs are canonical. Both give back how
+// many elements they did; the rest is fewer than one vector.
+POLYCCL_WIDE size_t widen_float16(float* wide, const std::byte* from, size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i));
+    _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(halves));
+  }
+  return i;
 }
 
-// Scale a block and store it.
-template <class E>
-POLYCCL_INLINE void finish(std::byte* output, const typename E::Wide* wide, size_t n, const Factor& factor) {
-  using Wide = typename E::Wide;
-  if (factor.kind == Factor::Kind::kNone) {
-    POLYCCL_INDEPENDENT
-    for (size_t i = 0; i < n; ++i) store<E>(output, i, wide[i]);
-  } else if (factor.kind == Factor::Kind::kAverage) {
-    if constexpr (std::is_arithmetic_v<Wide>) {
-      finish_with<E>(output, wide, n, Average<Wide>(factor.ranks));
-    } else {
-      finish_with<E>(output, wide, n, Average<decltype(Wide::real)>(factor.ranks));
-    }
-  } else {
-    finish_with<E>(output, wide, n, Multiply<Wide>{load<E>(static_cast<const std::byte*>(factor.value), 0)});
+POLYCCL_WIDE size_t narrow_float16(std::byte* to, const float* wide, size_t n) {
+  const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(kNanFloat32)));
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 value = _mm256_loadu_ps(wide + i);
+    const __m256 clean = _mm256_blendv_ps(value, nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * i), _mm256_cvtps_ph(clean, _MM_FROUND_TO_NEAREST_INT));
   }
+  return i;
+}
+#else
+size_t widen_float16(float*, const std::byte*, size_t) { return 0; }
+size_t narrow_float16(std::byte*, const float*, size_t) { return 0; }
+#endif
+
+// kWide: the loop may use what wide_vectors_exist() asks for.
+template <class E, bool kWide>
+POLYCCL_INLINE void load_block(typename E::Wide* wide, const std::byte* from, size_t n) {
+  size_t done = 0;
+  if constexpr (kWide && std::is_same_v<E, Float16>) done = widen_float16(wide, from, n);
+  POLYCCL_INDEPENDENT
+  for (size_t i = done; i < n; ++i) wide[i] = load<E>(from, i);
+}
+
+template <class E, bool kWide>
+POLYCCL_INLINE void store_block(std::byte* to, const typename E::Wide* wide, size_t n) {
+  size_t done = 0;
+  if constexpr (kWide && std::is_same_v<E, Float16>) done = narrow_float16(to, wide, n);
+  POLYCCL_INDEPENDENT
+  for (size_t i = done; i < n; ++i) store<E>(to, i, wide[i]);
+}
+
+template <class Wide, class Scale>
+POLYCCL_INLINE void scale_block(Wide* wide, size_t n, Scale scale) {
+  POLYCCL_INDEPENDENT
+  for (size_t i = 0; i < n; ++i) wide[i] = scale.apply(wide[i]);
+}
+
+template <class E>
+POLYCCL_INLINE void apply_factor(typename E::Wide* wide, size_t n, const Factor& factor) {
+  using Wide = typename E::Wide;
+  if (factor.kind == Factor::Kind::kAverage) {
+    if constexpr (std::is_arithmetic_v<Wide>) {
+      scale_block(wide, n, Average<Wide>(factor.ranks));
+    } else {
+      scale_block(wide, n, Average<decltype(Wide::real)>(factor.ranks));
+    }
+  } else if (factor.kind == Factor::Kind::kValue) {
+    scale_block(wide, n, Multiply<Wide>{load<E>(static_cast<const std::byte*>(factor.value), 0)});
+  }
+}
+
+// Combine one more operand into a block. `space` is scratch of the same size.
+template <class E, class Op, bool kWide>
+POLYCCL_INLINE void combine_block(typename E::Wide* wide, typename E::Wide* space, const std::byte* next, size_t n) {
+  if constexpr (kDirect<E>) {
+    POLYCCL_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) wide[i] = Op::apply(wide[i], load<E>(next, i));
+  } else {
+    load_block<E, kWide>(space, next, n);
+    POLYCCL_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) wide[i] = Op::apply(wide[i], space[i]);
+  }
+}
+
+// Not inlined: jammed with the loop over the operands, the loop over the elements would not vectorise.
+template <class E, class Op>
+[[gnu::noinline]] void combine_plain(typename E::Wide* wide, typename E::Wide* space, const std::byte* next, size_t n) {
+  combine_block<E, Op, false>(wide, space, next, n);
+}
+
+template <class E, class Op>
+POLYCCL_WIDE [[gnu::noinline]] void combine_wide(typename E::Wide* wide, typename E::Wide* space, const std::byte* next,
+                                                 size_t n) {
+  combine_block<E, Op, true>(wide, space, next, n);
 }
 
 template <class E, class Op>
@@ -254,47 +163,45 @@ POLYCCL_INLINE void reduce_two(std::byte* output, const std::byte* a, const std:
   for (size_t i = 0; i < n; ++i) store<E>(output, i, Op::apply(load<E>(a, i), load<E>(b, i)));
 }
 
-template <class E, class Op>
+template <class E, class Op, bool kWide>
 POLYCCL_INLINE void reduce_job(const Job& job) {
   const auto operand = [&](size_t k) { return static_cast<const std::byte*>(job.operands[k]); };
-  if (job.operands.size() == 2 && job.factor.kind == Factor::Kind::kNone) {
+  if (kDirect<E> && job.operands.size() == 2 && job.factor.kind == Factor::Kind::kNone) {
     return reduce_two<E, Op>(job.output, operand(0), operand(1), job.n);
   }
   std::array<typename E::Wide, kBlock<E>> wide;
+  std::array<typename E::Wide, kDirect<E> ? 1 : kBlock<E>> space;
   for (size_t start = 0; start < job.n; start += kBlock<E>) {
     const size_t n = std::min(kBlock<E>, job.n - start);
     const size_t offset = start * sizeof(typename E::Stored);
-    const std::byte* first = operand(0) + offset;
-    POLYCCL_INDEPENDENT
-    for (size_t i = 0; i < n; ++i) wide[i] = load<E>(first, i);
+    load_block<E, kWide>(wide.data(), operand(0) + offset, n);
     for (size_t k = 1; k < job.operands.size(); ++k) {
-      const std::byte* next = operand(k) + offset;
-      POLYCCL_INDEPENDENT
-      for (size_t i = 0; i < n; ++i) wide[i] = Op::apply(wide[i], load<E>(next, i));
+      if constexpr (kWide) {
+        combine_wide<E, Op>(wide.data(), space.data(), operand(k) + offset, n);
+      } else {
+        combine_plain<E, Op>(wide.data(), space.data(), operand(k) + offset, n);
+      }
     }
-    finish<E>(job.output + offset, wide.data(), n, job.factor);
+    apply_factor<E>(wide.data(), n, job.factor);
+    store_block<E, kWide>(job.output + offset, wide.data(), n);
   }
 }
 
 // ---- Choice of the processor's vectors
-// ------------------------------------------------------------------------------------------
 
 template <class E, class Op>
 void reduce_plain(const Job& job) {
-  reduce_job<E, Op>(job);
+  reduce_job<E, Op, false>(job);
 }
 
-#if defined(__x86_64__)
-// The same loops, compiled for AVX2. By hand, not by target_clones: sanitizers and ifunc resolvers do not mix.
 template <class E, class Op>
-[[gnu::target("avx2")]] void reduce_avx2(const Job& job) {
-  reduce_job<E, Op>(job);
+POLYCCL_WIDE void reduce_wide(const Job& job) {
+  reduce_job<E, Op, true>(job);
 }
-#endif
 
 bool wide_vectors_exist() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") != 0;
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
 #else
   return false;
 #endif
@@ -304,14 +211,14 @@ bool wide_vectors = wide_vectors_exist();
 
 template <class E, class Op>
 void run(const Job& job) {
-#if defined(__x86_64__)
-  if (wide_vectors) return reduce_avx2<E, Op>(job);
-#endif
-  reduce_plain<E, Op>(job);
+  if (wide_vectors) {
+    reduce_wide<E, Op>(job);
+  } else {
+    reduce_plain<E, Op>(job);
+  }
 }
 
 // ---- Choice of the loop
-// ---------------------------------------------------------------------------------------------------------
 
 template <class E>
 void run_arithmetic(const Job& job, Reduction reduction) {
@@ -380,7 +287,6 @@ void run_dtype(const Job& job, Dtype dtype, Reduction reduction) {
 }
 
 // ---- Guards
-// ---------------------------------------------------------------------------------------------------------------------
 
 // The default floating-point environment while it lives: a thread may have been told to flush denormals
 // (torch.set_flush_denormal) or to round otherwise, and its rank would then get other bits.
@@ -431,7 +337,6 @@ void check_factor(Dtype dtype, const Factor& factor, const char* doing) {
 }
 
 // ---- Scalars
-// --------------------------------------------------------------------------------------------------------------------
 
 // To float32 with the last bit set where something was lost, so that a second rounding, to 16 bits, comes out as if it
 // were the only one.

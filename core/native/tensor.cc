@@ -14,7 +14,6 @@ namespace {
 using std::string_literals::operator""s;
 
 // ---- Words for errors
-// ----------------------------------------------------------------------------------------------------------
 
 // What an error names: the argument, and the object's class.
 struct Subject {
@@ -70,7 +69,6 @@ std::string first_line(const nb::python_error& error) {
 }
 
 // ---- What is known of a class
-// --------------------------------------------------------------------------------------------------
 
 struct TypeEntry {
   nb::object type;  // kept, so that its address stays its own
@@ -139,7 +137,6 @@ TypeEntry& entry_of(nb::handle type) {
 }
 
 // ---- From a view to a Tensor
-// ----------------------------------------------------------------------------------------------------
 
 Dtype dtype_of(dlpack::DataType type) {
   if (type.lanes != 1) return 0;
@@ -284,7 +281,6 @@ void check_hidden_state(const TypeEntry& entry, Dtype dtype, const Subject& subj
 }
 
 // ---- The ways in
-// ----------------------------------------------------------------------------------------------------------------
 
 void check_flags(uint64_t flags, Access access, const Subject& subject) {
   if (access != Access::kWrite) return;
