@@ -1,0 +1,22 @@
+// The operations: what the plugin does for each kind.
+#pragma once
+
+#include <polyccl/backend.h>
+
+#include <cstdint>
+
+#include "comm.h"
+
+namespace polyccl_gloo {
+
+// Bytes of one element; 0 for a type that this plugin does not know.
+size_t element_size(uint32_t dtype);
+
+// Bits of POLYCCL_CAN_*. `host` reduces.
+uint32_t supports(const polyccl_host* host, uint32_t kind, uint32_t dtype, uint32_t reduction, uint32_t memory);
+
+// Run operations to their end; several are one group of sends and receives. Throws a Refusal before anything is sent,
+// or what ends the communicator.
+void run_operations(Comm& comm, const polyccl_host* host, const polyccl_op* const* ops, uint32_t n);
+
+}  // namespace polyccl_gloo
