@@ -1,1 +1,50 @@
-"""PolyCCL: collectives across vendors."""
+"""PolyCCL: collectives across vendors.
+
+Ranks that share a vendor's library form an island; a bridge joins islands, so that one `all_reduce` spans them::
+
+    import polyccl
+
+    comm = polyccl.new_comm("bridge", "cpu", name="dp")
+    comm.all_reduce(tensor, polyccl.ReduceOp.SUM)
+
+Importing this package imports neither torch nor NumPy.
+"""
+
+from . import errors, objects
+from ._version import __version__
+from .comm import BatchSendRecv, Comm
+from .create import new_comm
+from .errors import (
+    Aborted,
+    BackendUnavailable,
+    CommError,
+    CommTimeout,
+    InvalidArgument,
+    Mismatch,
+    PeerLost,
+    UnsupportedOperation,
+)
+from .operations import Kind, Reduction
+from .options import CommOptions
+from .reduce_op import ReduceOp
+
+__all__ = [
+    "Aborted",
+    "BackendUnavailable",
+    "BatchSendRecv",
+    "Comm",
+    "CommError",
+    "CommOptions",
+    "CommTimeout",
+    "InvalidArgument",
+    "Kind",
+    "Mismatch",
+    "PeerLost",
+    "ReduceOp",
+    "Reduction",
+    "UnsupportedOperation",
+    "__version__",
+    "errors",
+    "new_comm",
+    "objects",
+]

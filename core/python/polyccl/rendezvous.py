@@ -39,7 +39,7 @@ class Hello:
 
     ``abi`` is the ABI number (major << 16 | minor), ``version`` PolyCCL's. ``backend``, ``library_version`` and ``compatibility``
     describe the island's library; ``island`` is the user's label, or ""; ``machine`` is `machine_id` for backends that are bound
-    to one machine, else "". ``process``, ``address`` and ``port`` are where the link listens (the process's id in hex).
+    to one machine, else "". ``equal_bits``: the island's all_reduce gives all ranks the same bits. ``process``, ``address`` and ``port`` are where the link listens (the process's id in hex).
     ``options`` must be equal on all ranks.
     """
 
@@ -56,6 +56,7 @@ class Hello:
     device: str
     island: str = ""
     machine: str = ""
+    equal_bits: bool = True
     host: str = field(default_factory=socket.gethostname)
     byte_order: str = sys.byteorder
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Hello:
         what = f"the hello of {who}"
         _check_origin(value, what)
         for each in fields(cls):
-            wanted = {"int": int, "str": str}.get(str(each.type), dict)
+            wanted = {"int": int, "str": str, "bool": bool}.get(str(each.type), dict)
             if type(value.get(each.name)) is not wanted:
                 raise CommError(f"{what} is malformed: its field '{each.name}' is {value.get(each.name)!r}")
         unknown = sorted(set(value) - {each.name for each in fields(cls)})

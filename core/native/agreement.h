@@ -1,0 +1,67 @@
+// Agreement: ranks compare the fields of a call that must be equal, before any of them enters it.
+//
+// A tree over the link: the ranks of an island tell its head (its first rank), the heads tell one another, and each head tells its island
+// the verdict. Where all agree that is one small message each way and one exchange between heads; where they differ, the whole table
+// follows, so that every rank can say who differs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "call.h"
+#include "executor.h"
+#include "link/link.h"
+
+namespace polyccl {
+
+// What is compared. Crosses the link as it lies in memory: ranks of a communicator have one byte order (the hello sees to that).
+struct Fingerprint {
+  uint64_t count = 0;
+  uint64_t counts_digest = 0;  // of the counts of a ragged operation
+  uint32_t kind = 0;
+  uint32_t dtype = 0;
+  uint32_t reduction = 0;
+  int32_t root = -1;
+  uint32_t refused = 0;  // 1: this rank's call was refused before it sent anything
+  uint32_t strict = 0;
+  bool operator==(const Fingerprint&) const = default;
+
+  // Of the fields that must agree for this kind.
+  static Fingerprint of(const Call& call);
+};
+
+class Agreement {
+ public:
+  enum class Scope { kAll, kIsland };
+
+  Agreement(LinkGroup& group, uint64_t tag_group, int rank, const std::vector<std::vector<int>>& islands,
+            const std::vector<std::string>& members);
+
+  // Throws kMismatch with who differs in what; kTimeout with who never came. Blocks; calls are numbered, one at a time.
+  void agree(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted);
+
+ private:
+  using Table = std::vector<Fingerprint>;
+  struct Summary {
+    Fingerprint first;
+    uint64_t uniform = 1;
+  };
+  struct Exchange;
+
+  void as_member(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted);
+  void as_head(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted);
+  Table gather_island(const Fingerprint& mine, Exchange& exchange);
+  std::string difference(const Table& table) const;
+  std::string ranks_text(const std::vector<int>& ranks) const;
+
+  LinkGroup& group_;
+  const uint64_t tag_group_;
+  const int rank_;
+  const std::vector<std::vector<int>> islands_;
+  const std::vector<std::string> members_;
+  size_t island_ = 0;   // this rank's
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace polyccl

@@ -1,0 +1,283 @@
+#include "arguments.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "reduce.h"
+
+namespace polyccl {
+namespace {
+
+// What is being checked, and how to say that it is wrong.
+struct Check {
+  const Communicator& comm;
+  const Operation& row;
+  size_t size;
+
+  [[noreturn]] void refuse(const std::string& why, Code code = Code::kInvalidArgument) const {
+    throw Error(code, comm.where(std::string(row.name)) + ": " + why);
+  }
+};
+
+bool is_list(nb::handle h) { return PyList_Check(h.ptr()) || PyTuple_Check(h.ptr()); }
+
+std::vector<Tensor> take(const Check& check, nb::handle side, Access access, const char* what) {
+  std::vector<Tensor> tensors;
+  const std::string name = std::string(check.row.name) + ": " + what;
+  if (side.is_none()) return tensors;
+  if (!is_list(side)) {
+    tensors.push_back(intake(side, access, name));
+    return tensors;
+  }
+  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(side.ptr()));
+  tensors.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    nb::handle item = PySequence_Fast_GET_ITEM(side.ptr(), static_cast<Py_ssize_t>(i));
+    tensors.push_back(intake(item, access, name + " " + std::to_string(i)));
+  }
+  return tensors;
+}
+
+bool has_side(const Check& check, Who who, int root) {
+  return who == Who::kAll || (who == Who::kRoot && root == check.comm.rank());
+}
+
+void check_root(const Check& check, int peer) {
+  const bool to_peer = !check.row.collective();
+  if (!check.row.rooted && !to_peer) return;
+  const std::string what = to_peer ? (check.row.kind == POLYCCL_KIND_SEND ? "dst" : "src") : "root";
+  if (peer < 0 || static_cast<size_t>(peer) >= check.size) {
+    check.refuse(what + " must be a rank from 0 to " + std::to_string(check.size - 1) + ", and is " + std::to_string(peer));
+  }
+  if (to_peer && peer == check.comm.rank()) check.refuse(what + " is this rank itself; copy the tensor instead");
+}
+
+void check_tensors(const Check& check, const CheckedCall& c) {
+  const Tensor* first = nullptr;
+  for (const auto* side : {&c.inputs, &c.outputs}) {
+    for (const Tensor& t : *side) {
+      if (t.device_type != 1) {
+        check.refuse("a tensor is not in host memory, but the communicator's device is cpu; move it with .cpu()");
+      }
+      if (first == nullptr) first = &t;
+      if (t.dtype != first->dtype) {
+        check.refuse("tensors have unlike dtypes, " + std::string(dtype_name(first->dtype)) + " and " +
+                     std::string(dtype_name(t.dtype)));
+      }
+    }
+  }
+}
+
+void check_reduction(const Check& check, const Call& call) {
+  if (!check.row.reduces) return;
+  const std::string name(reduction_name(call.reduction));
+  if (call.reduction == POLYCCL_REDUCTION_NONE || name == "unknown") check.refuse("there is no such reduction");
+  if (!can_reduce(call.dtype, call.reduction)) {
+    check.refuse(name + " is not defined on " + std::string(dtype_name(call.dtype)) + "; convert the tensor",
+                 Code::kUnsupportedOperation);
+  }
+}
+
+void set_factor(const Check& check, CheckedCall& c, nb::handle factor) {
+  if (c.call.reduction != POLYCCL_REDUCTION_PREMUL_SUM || !check.row.reduces) return;
+  if (PyFloat_Check(factor.ptr()) || PyLong_Check(factor.ptr())) {
+    store_scalar(c.call.factor.data(), PyFloat_AsDouble(factor.ptr()), c.call.dtype);
+    return;
+  }
+  const Tensor t = intake(factor, Access::kRead, std::string(check.row.name) + ": factor");
+  if (t.count != 1 || t.dtype != c.call.dtype || t.device_type != 1) {
+    check.refuse("the factor of PREMUL_SUM must be a number, or one element of the tensor's dtype (" +
+                 std::string(dtype_name(c.call.dtype)) + ") in host memory");
+  }
+  std::memcpy(c.call.factor.data(), t.data, dtype_size(t.dtype));
+}
+
+uint64_t total_count(const std::vector<Tensor>& tensors) {
+  return std::accumulate(tensors.begin(), tensors.end(), uint64_t{0}, [](uint64_t n, const Tensor& t) { return n + t.count; });
+}
+
+Side one_block(const Tensor& t) { return {{static_cast<char*>(t.data)}, {}}; }
+
+// Blocks of equal length: a list of `size` tensors of `count` elements, or one tensor of size * count.
+Side equal_blocks(const Check& check, const std::vector<Tensor>& tensors, bool list, uint64_t count, const char* what) {
+  const std::string n = std::to_string(check.size);
+  if (list && tensors.size() != check.size) {
+    check.refuse(std::string(what) + " must list one tensor for each of the " + n + " ranks, and has " + std::to_string(tensors.size()));
+  }
+  if (!list && tensors[0].count != count * check.size) {
+    check.refuse(std::string(what) + " must have " + n + " times " + std::to_string(count) + " elements, and has " +
+                 std::to_string(tensors[0].count));
+  }
+  if (!list) return {adjacent_blocks(static_cast<char*>(tensors[0].data), check.size, count * dtype_size(tensors[0].dtype)), {}};
+  Side side;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].count != count) {
+      check.refuse(std::string(what) + " " + std::to_string(i) + " must have " + std::to_string(count) + " elements, and has " +
+                   std::to_string(tensors[i].count));
+    }
+    side.blocks.push_back(static_cast<char*>(tensors[i].data));
+  }
+  return side;
+}
+
+// Blocks of unlike lengths: a list, or one tensor with the rows of each block.
+Side ragged_blocks(const Check& check, const std::vector<Tensor>& tensors, bool list,
+                   const std::optional<std::vector<int64_t>>& splits, const char* what) {
+  Side side;
+  const std::string name(what);
+  if (list) {
+    if (tensors.size() != check.size) check.refuse(name + " must list one tensor for each rank");
+    for (const Tensor& t : tensors) {
+      side.blocks.push_back(static_cast<char*>(t.data));
+      side.counts.push_back(t.count);
+    }
+    return side;
+  }
+  if (!splits || splits->size() != check.size) check.refuse(name + " needs split sizes, one for each of the " + std::to_string(check.size) + " ranks");
+  const Tensor& t = tensors[0];
+  const uint64_t row = t.rows > 0 ? t.count / static_cast<uint64_t>(t.rows) : 0;
+  int64_t rows = 0;
+  for (int64_t split : *splits) {
+    if (split < 0 || split > t.rows - rows) {
+      check.refuse("the split sizes of " + name + " must be at least 0 and add up to its " + std::to_string(t.rows) + " rows");
+    }
+    side.blocks.push_back(static_cast<char*>(t.data) + static_cast<uint64_t>(rows) * row * dtype_size(t.dtype));
+    side.counts.push_back(static_cast<uint64_t>(split) * row);
+    rows += split;
+  }
+  if (rows != t.rows) check.refuse("the split sizes of " + name + " add up to " + std::to_string(rows) + ", but it has " + std::to_string(t.rows) + " rows");
+  return side;
+}
+
+struct Given {
+  bool input_list, output_list;
+};
+
+void shape_ragged(const Check& check, CheckedCall& c, const Arguments& a, Given given) {
+  Call& call = c.call;
+  const auto me = static_cast<size_t>(check.comm.rank());
+  if (check.row.input == Shape::kBlocks) call.input = ragged_blocks(check, c.inputs, given.input_list, a.input_splits, "input");
+  if (check.row.output == Shape::kBlocks) call.output = ragged_blocks(check, c.outputs, given.output_list, a.output_splits, "output");
+  if (check.row.input == Shape::kOne) {
+    call.input = {{static_cast<char*>(c.inputs[0].data)}, {c.inputs[0].count}};
+    if (call.input.counts[0] != call.output.counts[me]) check.refuse("the input must be as long as output " + std::to_string(me));
+  }
+  if (check.row.output == Shape::kOne) {
+    call.output = {{static_cast<char*>(c.outputs[0].data)}, {c.outputs[0].count}};
+    if (call.output.counts[0] != call.input.counts[me]) check.refuse("the output must be as long as input " + std::to_string(me));
+  }
+  if (call.kind() == POLYCCL_KIND_ALL_TO_ALL_V && call.input.counts[me] != call.output.counts[me]) {
+    check.refuse("the block that stays on this rank has unlike lengths in input and output");
+  }
+  for (const Side* side : {&call.input, &call.output}) {
+    for (uint64_t n : side->counts) call.count = std::max(call.count, n);
+  }
+}
+
+void shape_equal(const Check& check, CheckedCall& c, Given given) {
+  Call& call = c.call;
+  const Operation& row = check.row;
+  const auto block_of = [&](const std::vector<Tensor>& tensors, bool list, const char* what) {
+    if (list) return tensors.empty() ? uint64_t{0} : tensors[0].count;
+    if (tensors[0].count % check.size != 0) {
+      check.refuse(std::string(what) + " has " + std::to_string(tensors[0].count) + " elements, which do not divide among " +
+                   std::to_string(check.size) + " ranks");
+    }
+    return tensors[0].count / check.size;
+  };
+  if (row.input == Shape::kOne && !c.inputs.empty()) {
+    call.count = c.inputs[0].count;
+  } else if (row.output == Shape::kOne && !c.outputs.empty()) {
+    call.count = c.outputs[0].count;
+  } else {
+    call.count = block_of(c.inputs, given.input_list, "input");
+  }
+  if (!c.inputs.empty()) {
+    call.input = row.input == Shape::kOne ? one_block(c.inputs[0]) : equal_blocks(check, c.inputs, given.input_list, call.count, "input");
+  }
+  if (c.outputs.empty()) return;
+  call.output = row.output == Shape::kOne ? one_block(c.outputs[0]) : equal_blocks(check, c.outputs, given.output_list, call.count, "output");
+  if (row.output == Shape::kOne && c.outputs[0].count != call.count) {
+    check.refuse("input and output must have equally many elements, and have " + std::to_string(call.count) + " and " +
+                 std::to_string(c.outputs[0].count));
+  }
+}
+
+struct Range {
+  const char *begin, *end;
+};
+
+std::vector<Range> ranges(const std::vector<Tensor>& tensors) {
+  std::vector<Range> result;
+  for (const Tensor& t : tensors) {
+    const auto* begin = static_cast<const char*>(t.data);
+    if (t.count != 0) result.push_back({begin, begin + t.bytes()});
+  }
+  std::sort(result.begin(), result.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  return result;
+}
+
+// Exactly the layouts of NCCL's in-place calls.
+bool in_place(const Call& call, int rank) {
+  const auto me = static_cast<size_t>(rank);
+  const Shape input = call.row->input, output = call.row->output;
+  if (input == output) return input == Shape::kOne && call.input.blocks[0] == call.output.blocks[0];
+  return input == Shape::kOne ? call.input.blocks[0] == call.output.blocks[me] : call.output.blocks[0] == call.input.blocks[me];
+}
+
+void check_overlap(const Check& check, const CheckedCall& c) {
+  const auto outputs = ranges(c.outputs);
+  for (size_t i = 1; i < outputs.size(); ++i) {
+    if (outputs[i].begin < outputs[i - 1].end) check.refuse("two outputs share memory; give each its own");
+  }
+  if (c.call.input.empty() || c.call.output.empty() || in_place(c.call, check.comm.rank())) return;
+  for (const Range& in : ranges(c.inputs)) {
+    auto after = std::upper_bound(outputs.begin(), outputs.end(), in.begin, [](const char* p, const Range& r) { return p < r.end; });
+    if (after != outputs.end() && after->begin < in.end) {
+      check.refuse("input and output overlap in part; give the in-place layout exactly, or separate memory");
+    }
+  }
+}
+
+}  // namespace
+
+CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
+  const Operation* row = find_operation(a.kind);
+  if (row == nullptr) throw Error(Code::kUnsupportedOperation, comm.where("operation " + std::to_string(a.kind)) + ": there is no such kind");
+  const Check check{comm, *row, static_cast<size_t>(comm.size())};
+  check_root(check, a.peer);
+  CheckedCall c;
+  c.call.row = row;
+  c.call.peer = a.peer;
+  c.call.reduction = row->reduces ? a.reduction : Reduction{POLYCCL_REDUCTION_NONE};
+  if (row->kind == POLYCCL_KIND_BARRIER) {
+    c.call.dtype = POLYCCL_DTYPE_UINT8;
+    c.call.count = 1;
+    return c;
+  }
+  const bool reads = has_side(check, row->input_at, a.peer), writes = has_side(check, row->output_at, a.peer);
+  if (writes) c.outputs = take(check, a.output, Access::kWrite, "output");
+  if (reads && writes && a.input.is(a.output)) {
+    c.inputs = c.outputs;
+  } else if (reads) {
+    c.inputs = take(check, a.input, Access::kRead, "input");
+  }
+  const Given given{!a.input.is_none() && is_list(a.input), !a.output.is_none() && is_list(a.output)};
+  const bool lacks = (reads && c.inputs.empty() && !given.input_list) || (writes && c.outputs.empty() && !given.output_list);
+  if (lacks) check.refuse("this rank must give " + std::string(reads && c.inputs.empty() ? "an input" : "an output"));
+  if ((given.input_list && row->input == Shape::kOne && reads) || (given.output_list && row->output == Shape::kOne && writes)) {
+    check.refuse("one tensor is wanted where a list was given");
+  }
+  check_tensors(check, c);
+  c.call.dtype = c.inputs.empty() && c.outputs.empty() ? Dtype{POLYCCL_DTYPE_UINT8} : (c.inputs.empty() ? c.outputs : c.inputs)[0].dtype;
+  check_reduction(check, c.call);
+  if (total_count(c.inputs) > std::numeric_limits<uint64_t>::max() / 32 / check.size) check.refuse("the tensors are too large");
+  row->ragged ? shape_ragged(check, c, a, given) : shape_equal(check, c, given);
+  check_overlap(check, c);
+  set_factor(check, c, a.factor);
+  return c;
+}
+
+}  // namespace polyccl

@@ -1,0 +1,337 @@
+// Python face of communicators and works.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "communicator.h"
+
+namespace polyccl {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Seconds = std::optional<double>;
+
+Deadline deadline_in(double seconds) {
+  if (!(seconds >= 0)) throw Error(Code::kInvalidArgument, "a timeout must be a number of seconds, at least 0");
+  constexpr double kForever = 1e9;  // seconds; beyond it nanoseconds might not fit
+  return seconds > kForever ? 0 : now_ns() + static_cast<int64_t>(std::ceil(seconds * 1e9));
+}
+
+Deadline deadline_of(const Communicator& comm, const Seconds& timeout) {
+  if (timeout) return deadline_in(*timeout);
+  const int64_t standard = comm.timeout_ns();
+  return standard == 0 ? 0 : now_ns() + standard;
+}
+
+// Whether the user pressed Ctrl-C. The exception that his handler raised stays set in the thread.
+bool signalled() {
+  nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Objects that threads without the GIL let go of.
+using Objects = std::vector<nb::object>;
+
+std::shared_ptr<void> share(Objects objects) {
+  return std::shared_ptr<void>(new Objects(std::move(objects)), [](void* p) {
+    if (!Py_IsInitialized()) return;  // at the interpreter's end there is nothing left to release
+    nb::gil_scoped_acquire gil;
+    delete static_cast<Objects*>(p);
+  });
+}
+
+Keep keep_tensors(const CheckedCall& c) {
+  return [&c] {
+    nb::gil_scoped_acquire gil;
+    Objects objects;
+    for (const auto* side : {&c.inputs, &c.outputs}) {
+      for (const Tensor& t : *side) objects.push_back(t.owner);
+    }
+    return share(std::move(objects));
+  };
+}
+
+std::shared_ptr<Work> finished_work(const char* name) {
+  auto work = std::make_shared<Work>(name, 0);
+  work->complete(std::nullopt);
+  return work;
+}
+
+CheckedCall checked(Communicator& comm, const Arguments& arguments) {
+  try {
+    return check_arguments(comm, arguments);
+  } catch (const Error&) {
+    nb::gil_scoped_release release;
+    comm.announce_refusal();
+    throw;
+  }
+}
+
+std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb::handle output, Reduction reduction,
+                            nb::handle factor, int peer, std::optional<std::vector<int64_t>> input_splits,
+                            std::optional<std::vector<int64_t>> output_splits, bool async, Seconds timeout, bool strict) {
+  const Deadline deadline = deadline_of(comm, timeout);
+  CheckedCall c = checked(comm, {kind, input, output, reduction, factor, peer, std::move(input_splits), std::move(output_splits)});
+  c.call.deadline = deadline;
+  c.call.strict = strict;
+  std::shared_ptr<Work> work;
+  {
+    const Keep keep = keep_tensors(c);
+    nb::gil_scoped_release release;
+    work = comm.issue(std::move(c.call), async, keep, signalled);
+  }
+  if (work) return work;
+  static const std::shared_ptr<Work> done = finished_work("a finished operation");
+  return done;
+}
+
+// A batch's operations: (sends, tensor, peer).
+using BatchItem = std::tuple<bool, nb::object, int>;
+
+std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchItem>& items, bool async, Seconds timeout) {
+  const Deadline deadline = deadline_of(comm, timeout);
+  if (items.empty()) throw Error(Code::kInvalidArgument, comm.where("batch") + ": there is nothing to issue");
+  std::vector<Call> calls;
+  Objects owners;
+  for (const auto& [sends, tensor, peer] : items) {
+    const nb::object none = nb::none();
+    CheckedCall c = checked(comm, {sends ? Kind{POLYCCL_KIND_SEND} : Kind{POLYCCL_KIND_RECV}, sends ? tensor : none,
+                                   sends ? none : tensor, 0, none, peer, {}, {}});
+    c.call.deadline = deadline;
+    for (auto* side : {&c.inputs, &c.outputs}) {
+      for (Tensor& t : *side) owners.push_back(t.owner);
+    }
+    calls.push_back(std::move(c.call));
+  }
+  const Keep keep = [&owners] {
+    nb::gil_scoped_acquire gil;
+    return share(owners);
+  };
+  std::shared_ptr<Work> work;
+  {
+    nb::gil_scoped_release release;
+    work = comm.issue_batch(std::move(calls), async, keep, signalled);
+  }
+  return work ? work : finished_work("batch");
+}
+
+// The planner of a communicator, held so that threads without the GIL may let go of it.
+std::function<std::string(const Signature&)> planner_of(nb::object callable) {
+  auto held = share({std::move(callable)});
+  return [held](const Signature& s) {
+    nb::gil_scoped_acquire gil;
+    const nb::object& planner = static_cast<Objects*>(held.get())->front();
+    try {
+      nb::bytes plan(planner(s.kind, std::string(dtype_name(s.dtype)), s.reduction, s.root, s.small, s.strict));
+      return std::string(plan.c_str(), plan.size());
+    } catch (const nb::python_error& error) {
+      throw Error(Code::kInternal, std::string("the planner failed: ") + error.what());
+    }
+  };
+}
+
+// The store that the user gave, for a library's bootstrap. Lives within the call that uses it, which holds a reference.
+class PythonStore : public BootstrapStore {
+ public:
+  explicit PythonStore(nb::handle store) : store_(store) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    guarded([&] { store_.attr("set")(key, nb::bytes(value.data(), value.size())); });
+  }
+
+  std::string get(const std::string& key, Deadline deadline) override {
+    std::string value;
+    guarded([&] {
+      nb::object timeout = nb::none();
+      if (deadline != 0) timeout = nb::float_(std::max(0.0, static_cast<double>(deadline - now_ns()) / 1e9));
+      nb::bytes found(store_.attr("get")(key, timeout));
+      value.assign(found.c_str(), found.size());
+    });
+    return value;
+  }
+
+  bool cancelled() const override { return false; }
+
+ private:
+  template <class F>
+  static void guarded(const F& f) {
+    nb::gil_scoped_acquire gil;
+    try {
+      f();
+    } catch (const nb::python_error& error) {
+      const bool late = error.matches(PyExc_TimeoutError);
+      throw Error(late ? Code::kTimeout : Code::kInternal, std::string("the store failed: ") + nb::str(error.value()).c_str());
+    }
+  }
+
+  nb::handle store_;
+};
+
+std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int size, const std::string& name,
+                                                 const std::string& interface, const std::string& address, nb::object store,
+                                                 double timeout) {
+  PythonStore python_store(store);
+  CommConfig config;
+  config.rank = rank;
+  config.size = size;
+  config.name = name;
+  config.interface = interface;
+  config.address = address;
+  config.deadline = deadline_in(timeout);
+  nb::gil_scoped_release release;
+  return std::make_shared<BackendComm>(backend, config, python_store);
+}
+
+ProcessId parse_process(const std::string& hex) {
+  if (hex.size() != 32) throw Error(Code::kInvalidArgument, "'" + hex + "' is no process id");
+  return {std::stoull(hex.substr(0, 16), nullptr, 16), std::stoull(hex.substr(16), nullptr, 16)};
+}
+
+std::tuple<std::string, std::string, int> link_address() {
+  const LinkAddress address = Link::instance().address();
+  char hex[33];
+  std::snprintf(hex, sizeof hex, "%016llx%016llx", static_cast<unsigned long long>(address.process.hi),
+                static_cast<unsigned long long>(address.process.lo));
+  return {hex, address.host, address.port};
+}
+
+using Member = std::tuple<std::string, std::string, uint16_t>;  // process, host, port
+
+std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank, const std::vector<Member>& members,
+                                     std::vector<std::string> descriptions, std::vector<std::vector<int>> islands,
+                                     std::string token, std::shared_ptr<BackendComm> native,
+                                     std::shared_ptr<Communicator> pre, std::shared_ptr<Communicator> post, bool overlap,
+                                     nb::object planner, bool check, double timeout, uint64_t latency_bytes, int window) {
+  CommunicatorConfig config;
+  config.name = std::move(name);
+  config.group = group;
+  config.rank = rank;
+  for (const auto& [process, host, port] : members) config.members.push_back({parse_process(process), host, port});
+  config.descriptions = std::move(descriptions);
+  config.islands = std::move(islands);
+  config.token = std::move(token);
+  config.native = std::move(native);
+  config.island = {std::move(pre), std::move(post)};
+  config.overlap = overlap;
+  config.planner = planner_of(std::move(planner));
+  config.check = check;
+  config.timeout_ns = timeout > 1e9 ? 0 : static_cast<int64_t>(timeout * 1e9);
+  config.latency_bytes = latency_bytes;
+  config.window = window;
+  // Threads of the communicator may need the GIL (for a plan, to let go of tensors): whoever destroys it must not hold it.
+  nb::gil_scoped_release release;
+  return {new Communicator(std::move(config)), [](Communicator* comm) {
+            if (!Py_IsInitialized()) return;  // the process is ending, and its threads cannot have the GIL any more
+            nb::gil_scoped_acquire locked;    // with or without it before
+            nb::gil_scoped_release unlocked;
+            delete comm;
+          }};
+}
+
+nb::object error_of(const Work& work) {
+  const auto error = work.error();
+  if (!error) return nb::none();
+  return nb::module_::import_("polyccl.errors").attr(error_class(error->code()))(error->what());
+}
+
+void wait(Work& work, Seconds timeout) {
+  {
+    nb::gil_scoped_release release;
+    if (!work.wait(timeout ? deadline_in(*timeout) : 0, signalled)) {
+      nb::gil_scoped_acquire gil;
+      if (PyErr_Occurred()) throw InterruptedWait();
+      throw Error(Code::kTimeout, work.description() + ": not done within " + std::to_string(*timeout) +
+                                      " s; it goes on, wait again or abort the communicator");
+    }
+  }
+  work.raise();
+}
+
+void bind_work(nb::module_& m) {
+  nb::class_<Work>(m, "Work", "An operation that was issued.")
+      .def("wait", &wait, "timeout"_a = nb::none(),
+           "Block until the operation is done; raise its error. With `timeout` (seconds), raise CommTimeout after it; the operation "
+           "then goes on.")
+      .def("wait_blocking", [](Work& w) { wait(w, {}); }, "As wait(), for operations of devices too.")
+      .def("is_completed", &Work::done, "True once the operation is done, with or without an error. Does not block.")
+      .def("exception", &error_of, "The operation's error, or None. Does not block.")
+      .def(
+          "add_done_callback",
+          [](std::shared_ptr<Work> work, nb::object callback) {
+            auto held = share({callback});
+            Work& w = *work;
+            nb::gil_scoped_release release;
+            w.on_done([held] {
+              nb::gil_scoped_acquire gil;
+              try {
+                static_cast<Objects*>(held.get())->front()();
+              } catch (nb::python_error& error) {
+                error.discard_as_unraisable("a callback of a Work");
+              }
+            });
+          },
+          "callback"_a, "Call `callback()` once the operation is done: at once, or from the thread that completes it.")
+      .def("__repr__", [](const Work& w) {
+        return "<polyccl Work: " + w.description() + (w.done() ? (w.error() ? ", failed>" : ", done>") : ", on its way>");
+      });
+}
+
+void finalize(Communicator& comm, Seconds timeout) {
+  const Deadline deadline = deadline_of(comm, timeout);
+  nb::gil_scoped_release release;
+  comm.finalize(deadline, signalled);
+}
+
+nb::list take_trace(Communicator& comm) {
+  nb::list events;
+  for (const TraceEvent& e : comm.trace().take()) {
+    events.append(nb::make_tuple(e.sequence, e.chunk, static_cast<int>(e.lane), static_cast<int>(e.verb), e.kind, e.peer, e.bytes,
+                                 e.begin, e.end));
+  }
+  return events;
+}
+
+}  // namespace
+
+void bind_comm(nb::module_& m) {
+  bind_work(m);
+  m.attr("ABI") = POLYCCL_ABI;
+  m.def("link_address", &link_address, "Where this process's link listens: (process id in hex, host, port). Starts the link.");
+  nb::class_<BackendComm>(m, "BackendComm", "A communicator of a backend's library.")
+      .def("abort", &BackendComm::abort, nb::call_guard<nb::gil_scoped_release>());
+  m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "name"_a, "interface"_a, "address"_a, "store"_a,
+        "timeout"_a, "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` seconds.");
+
+  nb::class_<Communicator>(m, "Communicator", "What polyccl.Comm wraps: all ranks, islands and members are given.")
+      .def("issue", &issue, "kind"_a, "input"_a.none(), "output"_a.none(), "reduction"_a, "factor"_a.none(), "peer"_a,
+           "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a.none(), "strict"_a = false)
+      .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a.none())
+      .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def("finalize", &finalize, "timeout"_a.none())
+      .def_prop_ro("broken", [](const Communicator& c) { return c.failure().has_value(); })
+      .def_prop_rw("timeout", [](const Communicator& c) { return static_cast<double>(c.timeout_ns()) / 1e9; },
+                   [](Communicator& c, double seconds) { c.set_timeout(seconds > 1e9 ? 0 : static_cast<int64_t>(seconds * 1e9)); })
+      .def("is_native", &Communicator::is_native, "kind"_a, "dtype"_a, "reduction"_a)
+      .def("payload_sent", &Communicator::payload_sent)
+      .def("trace", [](Communicator& c, bool on) { c.trace().enable(on); }, "on"_a)
+      .def("take_trace", &take_trace);
+  m.def("create_communicator", &create, "name"_a, "group"_a, "rank"_a, "members"_a, "descriptions"_a, "islands"_a, "token"_a,
+        "native"_a.none(), "pre"_a.none(), "post"_a.none(), "overlap"_a, "planner"_a, "check"_a, "timeout"_a, "latency_bytes"_a,
+        "window"_a);
+}
+
+}  // namespace polyccl

@@ -1,0 +1,49 @@
+// A call: one operation with its memory and its numbers, as the user or a plan asked for it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "clock.h"
+#include "types.h"
+
+namespace polyccl {
+
+// One side (input or output) of a call on this rank. `blocks` is empty where this rank has no such side.
+struct Side {
+  std::vector<char*> blocks;      // one, or one for each rank
+  std::vector<uint64_t> counts;   // ragged calls: elements of each block
+  bool empty() const { return blocks.empty(); }
+};
+
+struct Call {
+  const Operation* row = nullptr;
+  Dtype dtype = 0;
+  Reduction reduction = 0;
+  int peer = -1;       // root, or peer of send and recv
+  uint64_t count = 0;  // elements of one block; of the longest that this rank knows, where ragged
+  Side input, output;
+  alignas(16) std::array<std::byte, 16> factor{};  // PREMUL_SUM: one element of dtype
+  Deadline deadline = 0;
+  bool strict = false;  // sum by rank, whatever the size and the islands
+
+  Kind kind() const { return row->kind; }
+  size_t element() const { return dtype_size(dtype); }
+
+  // Bytes of the full buffer that the operation is about, which size classes and the tables of bounds are measured in.
+  uint64_t full_bytes(int size) const {
+    const bool blocks = row->input == Shape::kBlocks || row->output == Shape::kBlocks;
+    return count * element() * (blocks ? static_cast<uint64_t>(size) : 1);
+  }
+};
+
+// The blocks of a side, where they lie one after another: `n` blocks of `bytes` each.
+inline std::vector<char*> adjacent_blocks(char* base, size_t n, uint64_t bytes) {
+  std::vector<char*> blocks(n);
+  for (size_t i = 0; i < n; ++i) blocks[i] = base + i * bytes;
+  return blocks;
+}
+
+}  // namespace polyccl

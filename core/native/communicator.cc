@@ -1,0 +1,404 @@
+#include "communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace polyccl {
+namespace {
+
+constexpr size_t kCachedPlans = 256;
+constexpr uint16_t kMessageChannel = 2;     // the user's point to point
+constexpr uint16_t kLegMessageChannel = 4;  // fused groups of plans inside an island
+
+// Whether the blocks of a side lie one after another, as libraries want them.
+bool adjacent(const Side& side, const Call& call) {
+  for (size_t i = 1; i < side.blocks.size(); ++i) {
+    const uint64_t before = side.counts.empty() ? call.count : side.counts[i - 1];
+    if (side.blocks[i] != side.blocks[i - 1] + before * call.element()) return false;
+  }
+  return true;
+}
+
+polyccl_op library_op(const Call& call) {
+  polyccl_op op{};
+  op.struct_size = sizeof op;
+  op.kind = call.kind();
+  op.dtype = call.dtype;
+  op.reduction = call.reduction;
+  op.peer = call.peer;
+  op.input = call.input.empty() ? nullptr : call.input.blocks[0];
+  op.output = call.output.empty() ? nullptr : call.output.blocks[0];
+  op.count = call.count;
+  const bool input_blocks = call.row->input == Shape::kBlocks;
+  op.counts = (input_blocks ? call.input : call.output).counts.data();
+  op.output_counts = call.output.counts.data();
+  op.factor = call.factor.data();
+  op.factor_memory = POLYCCL_MEMORY_HOST;
+  op.memory = POLYCCL_MEMORY_HOST;
+  op.deadline = call.deadline;
+  return op;
+}
+
+// A leg gives the blocks of a side as one stretch; a plan wants each.
+void spread(Side& side, Shape shape, size_t size, uint64_t bytes) {
+  if (shape == Shape::kBlocks && side.blocks.size() == 1 && size > 1) {
+    side.blocks = adjacent_blocks(side.blocks[0], size, bytes);
+  }
+}
+
+}  // namespace
+
+Communicator::Communicator(CommunicatorConfig config)
+    : config_(std::move(config)),
+      timeout_ns_(config_.timeout_ns),
+      payload_(config_.members.size()),
+      island_rank_(config_.members.size()),
+      sends_(config_.members.size()),
+      receives_(config_.members.size()) {
+  for (const auto& island : config_.islands) {
+    for (size_t i = 0; i < island.size(); ++i) island_rank_[static_cast<size_t>(island[i])] = static_cast<int>(i);
+  }
+  group_ = Link::instance().create_group(config_.group, config_.rank, config_.members, config_.descriptions, config_.token);
+  agreement_ = std::make_unique<Agreement>(*group_, config_.group, config_.rank, config_.islands, config_.descriptions);
+  executor_ = std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.group, size(), config_.window, trace_);
+  // The link may not be blocked, and ending a library's calls may take a while.
+  group_->on_failure([this](const Error& error) {
+    reaper_ = std::thread([this, error] { fail(error, true); });
+  });
+}
+
+Communicator::~Communicator() {
+  finalized_ = true;
+  if (!executor_->idle()) fail(Error(Code::kAborted, "the communicator was destroyed"), false);
+  executor_.reset();
+  agreement_.reset();
+  group_.reset();  // no callback comes after this
+  if (reaper_.joinable()) reaper_.join();
+}
+
+std::string Communicator::where(const std::string& operation) const {
+  return operation + " on communicator '" + config_.name + "' (" + member(rank()) + " of " + std::to_string(size()) + ")";
+}
+
+Error Communicator::located(const Error& error, const std::string& operation) const {
+  return Error(error.code(), where(operation) + ": " + error.what());
+}
+
+std::optional<Error> Communicator::failure() const {
+  if (!broken_.load(std::memory_order_acquire)) return std::nullopt;
+  std::scoped_lock lock(failure_mutex_);
+  return failure_;
+}
+
+Error Communicator::fail(const Error& error) { return fail(error, true); }
+
+Error Communicator::fail(const Error& error, bool tell) {
+  {
+    std::scoped_lock lock(failure_mutex_);
+    if (failure_) return *failure_;
+    failure_ = error;
+    broken_.store(true, std::memory_order_release);
+  }
+  group_->fail(error, tell);
+  if (config_.native) config_.native->abort();
+  for (auto& island : config_.island) {
+    if (island) island->fail(error, tell);
+  }
+  if (executor_) executor_->wake();
+  return error;
+}
+
+void Communicator::abort() {
+  fail(Error(Code::kAborted, member(rank()) + " aborted the communicator"), true);
+}
+
+void Communicator::require_usable(const std::string& operation) const {
+  if (finalized_) throw Error(Code::kInvalidArgument, where(operation) + ": the communicator was finalized; create a new one");
+  if (auto error = failure()) {
+    throw Error(error->code(), where(operation) + ": the communicator is broken: " + error->what() + ". Create a new one");
+  }
+}
+
+bool Communicator::is_native(Kind kind, Dtype dtype, Reduction reduction) const {
+  return config_.native && (config_.native->backend().supports(kind, dtype, reduction, POLYCCL_MEMORY_HOST) & POLYCCL_CAN) != 0;
+}
+
+bool Communicator::runs_native(const Call& call) const {
+  return !call.strict && is_native(call.kind(), call.dtype, call.reduction) && adjacent(call.input, call) && adjacent(call.output, call);
+}
+
+bool Communicator::native_messages(Dtype dtype) const {
+  if (!config_.native) return false;
+  const Backend& backend = config_.native->backend();
+  constexpr uint32_t kNeeded = POLYCCL_CAN | POLYCCL_CAN_GROUP;
+  const auto can = [&](Kind kind) {
+    return (backend.supports(kind, dtype, POLYCCL_REDUCTION_NONE, POLYCCL_MEMORY_HOST) & kNeeded) == kNeeded;
+  };
+  return can(POLYCCL_KIND_SEND) && can(POLYCCL_KIND_RECV);
+}
+
+void Communicator::sent(int peer, uint64_t bytes) {
+  payload_[static_cast<size_t>(peer)].fetch_add(bytes, std::memory_order_relaxed);
+}
+
+std::vector<uint64_t> Communicator::payload_sent() const {
+  std::vector<uint64_t> bytes;
+  for (const auto& counter : payload_) bytes.push_back(counter.load(std::memory_order_relaxed));
+  return bytes;
+}
+
+std::shared_ptr<const Plan> Communicator::plan_for(const Call& call) {
+  const bool small = !call.row->ragged && call.full_bytes(size()) <= config_.latency_bytes;
+  const Signature signature{call.kind(), call.dtype, call.reduction, call.peer, small, call.strict};
+  std::scoped_lock lock(plans_mutex_);
+  if (auto found = plan_index_.find(signature); found != plan_index_.end()) {
+    plans_.splice(plans_.begin(), plans_, found->second);
+    return found->second->second;
+  }
+  auto plan = std::make_shared<const Plan>(Plan::decode(config_.planner(signature), size()));
+  plans_.emplace_front(signature, plan);
+  plan_index_[signature] = plans_.begin();
+  if (plans_.size() > kCachedPlans) {
+    plan_index_.erase(plans_.back().first);
+    plans_.pop_back();
+  }
+  return plan;
+}
+
+// Who must agree before a call: all ranks when checking, else the ranks whose library dies on unequal sizes.
+std::optional<Agreement::Scope> Communicator::agreement_scope() const {
+  if (size() == 1) return std::nullopt;
+  if (config_.check) return Agreement::Scope::kAll;
+  const auto fatal = [](const std::shared_ptr<BackendComm>& native) {
+    return native && native->backend().has(POLYCCL_FLAG_SIZES_FATAL);
+  };
+  const auto& island = config_.island[0];
+  if (fatal(config_.native) || (island && fatal(island->config_.native))) return Agreement::Scope::kIsland;
+  return std::nullopt;
+}
+
+void Communicator::agree(const Call& call, Agreement::Scope scope, const Interrupted& interrupted) {
+  try {
+    agreement_->agree(Fingerprint::of(call), scope, call.deadline, interrupted);
+  } catch (const InterruptedWait&) {
+    throw;
+  } catch (const Error& error) {
+    if (error.code() != Code::kMismatch) throw fail(error);  // a difference leaves the communicator usable
+    throw;
+  }
+}
+
+void Communicator::run_native(const Call& call) {
+  const polyccl_op op = library_op(call);
+  config_.native->run({&op}, std::string(call.row->name));
+}
+
+std::shared_ptr<Execution> Communicator::make_execution(Call call) {
+  auto e = std::make_shared<Execution>();
+  e->sequence = ++sequence_;
+  e->call = std::move(call);
+  return e;
+}
+
+std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& keep, const Interrupted& interrupted) {
+  if (!call.row->collective()) return issue_batch({std::move(call)}, async, keep, interrupted);
+  std::scoped_lock turn(issue_mutex_);
+  const std::string operation(call.row->name);
+  require_usable(operation);
+  auto e = make_execution(std::move(call));
+  const auto scope = agreement_scope();
+  const bool native = runs_native(e->call);
+  auto plan = native ? nullptr : plan_for(e->call);
+  if (!native && !native_messages(e->call.dtype) && config_.overlap) {
+    const bool alone = !async && executor_->idle() && Executor::runs_alone(*plan, e->call);
+    e->plan = std::move(plan);
+    if (scope) {
+      e->prepare = [this, e = e.get(), scope = *scope] { agree(e->call, scope, e->interrupted); };
+    }
+    return start(e, async, alone, keep, interrupted);
+  }
+  // A library's calls block in ways that no one can interrupt: the operation runs in a lane, whole.
+  auto inner = std::make_shared<Execution>(*e);
+  inner->plan = std::move(plan);
+  e->prepare = [this, inner, scope] {
+    if (scope) agree(inner->call, *scope, {});
+    try {
+      inner->plan ? executor_->run(inner, {}) : run_native(inner->call);
+    } catch (const Error& error) {
+      throw fail(error);
+    }
+  };
+  return start(e, async, false, keep, interrupted);
+}
+
+std::shared_ptr<Work> Communicator::start(const std::shared_ptr<Execution>& e, bool async, bool alone, const Keep& keep,
+                                          const Interrupted& interrupted) {
+  const std::string operation(e->call.row->name);
+  if (alone) {
+    try {
+      executor_->run(e, interrupted);
+    } catch (const InterruptedWait& wait) {
+      fail(Error(Code::kAborted, member(rank()) + " was interrupted in " + operation), true);
+      throw;
+    } catch (const Error& error) {
+      if (error.code() == Code::kMismatch && !e->prepared) throw located(error, operation);
+      throw located(fail(error), operation);
+    }
+    return nullptr;
+  }
+  e->work = std::make_shared<Work>(operation, e->call.deadline);
+  e->work->keep_alive(keep());
+  auto work = e->work;
+  executor_->enqueue(e);
+  if (!async) await(*work, interrupted);
+  return work;
+}
+
+void Communicator::await(Work& work, const Interrupted& interrupted) {
+  if (!work.wait(0, interrupted)) throw InterruptedWait();
+  if (auto error = work.error()) throw located(*error, work.description());
+}
+
+// ---- point to point -------------------------------------------------------------------------------------------------------------
+
+// Messages need no slots and no order among operations: a plan made here carries them, its tags count messages by pair.
+std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> calls) {
+  auto e = std::make_shared<Execution>();
+  auto plan = std::make_shared<Plan>();
+  Section section;
+  section.ragged = true;
+  section.chunk = 1;
+  Call whole = calls.front();
+  whole.dtype = POLYCCL_DTYPE_UINT8;
+  whole.input = whole.output = {};
+  for (const Call& call : calls) {
+    const bool sends = call.kind() == POLYCCL_KIND_SEND;
+    Side& side = sends ? whole.input : whole.output;
+    const Side& from = sends ? call.input : call.output;
+    const uint64_t bytes = call.count * call.element();
+    Step step;
+    step.verb = sends ? Verb::kSend : Verb::kRecv;
+    step.lane = Lane::kCross;
+    step.peer = call.peer;
+    const Slice slice{sends ? kInputBuffer : kOutputBuffer, static_cast<int>(side.blocks.size()), {0, 1}, {1, 1}};
+    (sends ? step.src : step.dst).push_back(slice);
+    section.steps.push_back(std::move(step));
+    side.blocks.push_back(from.blocks[0]);
+    side.counts.push_back(bytes);
+    section.chunk = std::max(section.chunk, bytes);
+    auto& counter = (sends ? sends_ : receives_)[static_cast<size_t>(call.peer)];
+    e->tags.push_back({config_.group, ++counter, 0, 0, kMessageChannel});
+  }
+  whole.count = section.chunk;
+  plan->kind = whole.kind();
+  plan->sections.push_back(std::move(section));
+  e->plan = std::move(plan);
+  e->call = std::move(whole);
+  return e;
+}
+
+std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool async, const Keep& keep,
+                                                const Interrupted& interrupted) {
+  std::shared_ptr<Execution> e;
+  const std::string operation = calls.size() == 1 ? std::string(calls[0].row->name) : "batch";
+  {
+    std::scoped_lock turn(issue_mutex_);
+    require_usable(operation);
+    e = message_execution(std::move(calls));
+  }
+  if (async) {
+    e->work = std::make_shared<Work>(operation, e->call.deadline);
+    e->work->keep_alive(keep());
+    auto work = e->work;
+    executor_->enqueue_messages(e);
+    return work;
+  }
+  try {
+    executor_->run_messages(e, interrupted);
+  } catch (const InterruptedWait&) {
+    fail(Error(Code::kAborted, member(rank()) + " was interrupted in " + operation), true);
+    throw;
+  } catch (const Error& error) {
+    if (error.code() == Code::kMismatch && !failure()) throw located(error, operation);
+    throw located(fail(error), operation);
+  }
+  return nullptr;
+}
+
+// ---- legs of a bridge's plans ---------------------------------------------------------------------------------------------------
+
+void Communicator::local(Lane lane, const Call& call, const Interrupted& interrupted) {
+  config_.island[lane == Lane::kPost ? 1 : 0]->run_leg(call, interrupted);
+}
+
+// Run one collective leg, as the only caller of this communicator.
+void Communicator::run_leg(Call call, const Interrupted& interrupted) {
+  if (auto error = failure()) throw *error;
+  if (runs_native(call)) return run_native(call);
+  const uint64_t bytes = call.count * call.element();
+  spread(call.input, call.row->input, config_.members.size(), bytes);
+  spread(call.output, call.row->output, config_.members.size(), bytes);
+  auto e = make_execution(std::move(call));
+  e->plan = plan_for(e->call);
+  executor_->run(e, interrupted);
+}
+
+void Communicator::exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
+                            const Interrupted& interrupted) {
+  if (config_.native) return run_messages(messages, dtype, deadline, interrupted);
+  auto inside = messages;
+  for (Message& m : inside) m.peer = island_rank_[static_cast<size_t>(m.peer)];
+  config_.island[lane == Lane::kPost ? 1 : 0]->run_messages(inside, dtype, deadline, interrupted);
+}
+
+// A fused group of messages among the ranks of this communicator: by its library, else over the link.
+void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
+                                const Interrupted& interrupted) {
+  std::vector<Call> calls;
+  for (const Message& m : messages) {
+    Call call;
+    call.row = find_operation(m.sends ? POLYCCL_KIND_SEND : POLYCCL_KIND_RECV);
+    call.dtype = dtype;
+    call.peer = m.peer;
+    call.count = m.count;
+    (m.sends ? call.input : call.output).blocks = {m.memory};
+    call.deadline = deadline;
+    calls.push_back(std::move(call));
+  }
+  if (!native_messages(dtype)) {
+    auto e = message_execution(std::move(calls));
+    for (Tag& tag : e->tags) tag.channel = kLegMessageChannel;
+    return executor_->run_messages(e, interrupted);
+  }
+  std::vector<polyccl_op> ops;
+  for (const Call& call : calls) ops.push_back(library_op(call));
+  std::vector<const polyccl_op*> pointers;
+  for (const polyccl_op& op : ops) pointers.push_back(&op);
+  config_.native->run(pointers, "a group of messages");
+}
+
+// ---- the end --------------------------------------------------------------------------------------------------------------------
+
+void Communicator::announce_refusal() {
+  if (!config_.check || size() == 1 || broken_ || finalized_) return;
+  std::scoped_lock turn(issue_mutex_);
+  auto e = std::make_shared<Execution>();
+  e->call.row = find_operation(POLYCCL_KIND_BARRIER);
+  e->call.deadline = timeout_ns_ == 0 ? 0 : now_ns() + timeout_ns_;
+  e->work = std::make_shared<Work>("a refused call", e->call.deadline);
+  e->prepare = [this, deadline = e->call.deadline] {
+    Fingerprint refused;
+    refused.refused = 1;
+    agreement_->agree(refused, Agreement::Scope::kAll, deadline, {});
+  };
+  executor_->enqueue(std::move(e));
+}
+
+void Communicator::finalize(Deadline deadline, const Interrupted& interrupted) {
+  std::scoped_lock turn(issue_mutex_);
+  if (finalized_.exchange(true)) throw Error(Code::kInvalidArgument, where("finalize") + ": it was finalized already");
+  const auto quiet = [this] { return executor_->idle() || failure().has_value(); };
+  if (!Link::instance().wait(quiet, deadline, interrupted) && !expired(deadline)) throw InterruptedWait();
+}
+
+}  // namespace polyccl

@@ -1,0 +1,654 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "reduce.h"
+
+namespace polyccl {
+namespace {
+
+constexpr uint16_t kPlanChannel = 1;
+constexpr size_t kAlign = 64;
+
+struct Piece {
+  char* memory;
+  uint64_t count;
+};
+
+// Elements of `block` of a side in a ragged section's iteration.
+uint64_t ragged_length(const std::vector<uint64_t>& counts, int block, const Iteration& it) {
+  const uint64_t count = counts[static_cast<size_t>(block)];
+  return count <= it.start ? 0 : std::min(it.section->chunk, count - it.start);
+}
+
+Piece resolve_scratch(const Iteration& it, const Slice& s) {
+  const Call& call = it.execution->call;
+  const size_t element = call.element();
+  char* base = it.scratch + (*it.scratch_offsets)[static_cast<size_t>(s.buffer - kFirstScratch)];
+  if (!it.section->ragged) {
+    const uint64_t lo = s.lo.of(it.length), hi = s.hi.of(it.length);
+    return {base + lo * element, hi - lo};
+  }
+  const Side& blocks = call.row->input == Shape::kBlocks ? call.input : call.output;
+  const uint64_t parts = s.hi.of(1) - s.lo.of(1);
+  return {base + s.lo.of(it.section->chunk) * element, parts * ragged_length(blocks.counts, s.block, it)};
+}
+
+// Where a slice lies in this iteration.
+Piece resolve(const Iteration& it, const Slice& s) {
+  if (s.buffer >= kFirstScratch) return resolve_scratch(it, s);
+  const Call& call = it.execution->call;
+  const Side& side = s.buffer == kInputBuffer ? call.input : call.output;
+  if (static_cast<size_t>(s.block) >= side.blocks.size()) {
+    throw Error(Code::kInternal, std::string("the plan of ") + std::string(call.row->name) + " uses memory that this rank does not have");
+  }
+  char* base = side.blocks[static_cast<size_t>(s.block)] + it.start * call.element();
+  if (it.section->ragged) return {base, ragged_length(side.counts, s.block, it)};
+  const uint64_t lo = s.lo.of(it.length), hi = s.hi.of(it.length);
+  return {base + lo * call.element(), hi - lo};
+}
+
+Factor resolve(const Call& call, FactorKind kind, int ranks) {
+  Factor factor;
+  if (kind == FactorKind::kAverage) {
+    factor.kind = Factor::Kind::kAverage;
+    factor.ranks = static_cast<size_t>(ranks);
+  } else if (kind == FactorKind::kCall) {
+    factor.kind = Factor::Kind::kValue;
+    factor.value = call.factor.data();
+  }
+  return factor;
+}
+
+// The sizes of a collective leg follow from its slices: `whole` pieces divide into one block for each rank of the island.
+Call local_call(const Iteration& it, const Step& step, Reduction reduction) {
+  const Call& outer = it.execution->call;
+  Call call;
+  call.row = find_operation(step.kind);
+  call.dtype = outer.dtype;
+  call.reduction = call.row->reduces ? reduction : Reduction{POLYCCL_REDUCTION_NONE};
+  call.peer = step.root;
+  call.deadline = outer.deadline;
+  if (step.kind == POLYCCL_KIND_BARRIER) return call;
+  Piece src{}, dst{};
+  if (!step.src.empty()) src = resolve(it, step.src[0]);
+  if (!step.dst.empty()) dst = resolve(it, step.dst[0]);
+  const bool splits_input = call.row->input == Shape::kBlocks;
+  call.count = splits_input ? dst.count : (step.src.empty() ? dst.count : src.count);
+  if (!step.src.empty()) call.input.blocks = {src.memory};
+  if (!step.dst.empty()) call.output.blocks = {dst.memory};
+  return call;
+}
+
+bool is_message(const Step& step) { return step.verb == Verb::kSend || step.verb == Verb::kRecv; }
+
+uint64_t round_up(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+// How an operation is cut: counts of iterations, and where its scratch buffers lie in a slot.
+void cut(Execution& e) {
+  if (!e.plan) return;
+  const Section& main = e.plan->sections[0];
+  const uint64_t tail = e.plan->sections.size() > 1 ? e.call.count % main.unit : 0;
+  const uint64_t count = e.call.count - tail;
+  const uint64_t length = main.chunk == 0 ? count : std::min(count, main.chunk);
+  e.main_iterations = count == 0 ? 0 : (count + length - 1) / length;
+  e.iterations = e.main_iterations + (tail != 0 ? 1 : 0);
+  for (size_t i = 0; i < e.plan->sections.size(); ++i) {
+    const Section& section = e.plan->sections[i];
+    const uint64_t capacity = section.ragged ? section.chunk : (i == 0 ? length : tail);
+    size_t offset = 0;
+    for (const Fraction& size : section.scratch) {
+      e.scratch[i].push_back(offset);
+      offset += round_up((size.of(capacity) + 1) * e.call.element());
+    }
+    e.scratch_bytes = std::max(e.scratch_bytes, offset);
+  }
+}
+
+Error timed_out(const Execution& e, const std::string& waiting_for) {
+  return Error(Code::kTimeout, "timed out" + (waiting_for.empty() ? "" : " waiting for " + waiting_for) +
+                                   "; see whether all ranks called " + std::string(e.call.row->name) +
+                                   " in the same order, or give a longer timeout");
+}
+
+}  // namespace
+
+bool Iteration::ready(const Step& step) const {
+  return std::all_of(step.deps.begin(), step.deps.end(), [this](uint32_t d) { return done[d].load(std::memory_order_acquire); });
+}
+
+// Keeps the cross steps of several iterations in flight. Used by one thread.
+class Executor::CrossLane {
+ public:
+  explicit CrossLane(Executor& executor) : executor_(executor) {}
+
+  void add(std::shared_ptr<Iteration> it) {
+    Entry entry{std::move(it), {}};
+    const auto& steps = entry.it->section->steps;
+    for (uint32_t i = 0; i < steps.size(); ++i) {
+      if (steps[i].lane == Lane::kCross) entry.waiting.push_back(i);
+    }
+    if (!entry.waiting.empty()) entries_.push_back(std::move(entry));
+  }
+
+  bool empty() const { return entries_.empty() && flights_.empty(); }
+
+  // Start what can start and collect what is done, until nothing moves. Throws Error.
+  void advance() {
+    for (bool moved = true; moved;) {
+      moved = collect();
+      for (Entry& entry : entries_) moved |= start(entry);
+      std::erase_if(entries_, [](const Entry& entry) { return entry.waiting.empty(); });
+    }
+  }
+
+  bool something_landed() const {
+    return std::any_of(flights_.begin(), flights_.end(), [](const Flight& f) { return f.request->done(); });
+  }
+
+  // The operation that ends first, by its deadline.
+  const Execution* most_urgent() const {
+    const Execution* urgent = nullptr;
+    const auto consider = [&urgent](const Iteration& it) {
+      const Execution& e = *it.execution;
+      if (e.call.deadline != 0 && (urgent == nullptr || e.call.deadline < urgent->call.deadline)) urgent = &e;
+    };
+    for (const Flight& f : flights_) consider(*f.it);
+    for (const Entry& entry : entries_) consider(*entry.it);
+    return urgent;
+  }
+
+  // "rank 1 (...), rank 3 (...)": whose messages are outstanding.
+  std::string outstanding() const {
+    std::vector<int> peers;
+    for (const Flight& f : flights_) peers.push_back(f.it->section->steps[f.step].peer);
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    std::string text;
+    for (int peer : peers) text += (text.empty() ? "" : ", ") + executor_.legs_.member(peer);
+    return text;
+  }
+
+  // After a failure: everything counts as done. The group has failed, so that no request touches memory any more.
+  void skip() {
+    for (auto& f : std::exchange(flights_, {})) executor_.mark(*f.it, f.step);
+    for (auto& entry : std::exchange(entries_, {})) {
+      for (uint32_t step : entry.waiting) executor_.mark(*entry.it, step);
+    }
+  }
+
+ private:
+  struct Entry {
+    std::shared_ptr<Iteration> it;
+    std::vector<uint32_t> waiting;  // steps not yet started
+  };
+  struct Flight {
+    std::shared_ptr<Iteration> it;
+    uint32_t step;
+    std::shared_ptr<LinkRequest> request;
+    uint64_t bytes;
+    int64_t begin;
+  };
+
+  bool collect() {
+    bool moved = false;
+    for (size_t i = 0; i < flights_.size();) {
+      Flight& f = flights_[i];
+      if (!f.request->done()) {
+        ++i;
+        continue;
+      }
+      if (const auto& error = f.request->error()) {
+        // Sizes that differ harm no one else where the user's own messages do not match.
+        if (f.it->execution->tags.empty() || error->code() != Code::kMismatch) throw *error;
+        f.it->execution->error = *error;
+      }
+      const Step& step = f.it->section->steps[f.step];
+      executor_.trace_step(*f.it, step, f.bytes, f.begin);
+      const auto it = std::move(f.it);
+      const uint32_t done = f.step;
+      f = std::move(flights_.back());
+      flights_.pop_back();
+      executor_.mark(*it, done);
+      moved = true;
+    }
+    return moved;
+  }
+
+  bool start(Entry& entry) {
+    bool moved = false;
+    Iteration& it = *entry.it;
+    size_t kept = 0;
+    for (uint32_t position : entry.waiting) {
+      const Step& step = it.section->steps[position];
+      if (!it.ready(step)) {
+        entry.waiting[kept++] = position;
+      } else if (is_message(step)) {
+        moved |= launch(entry.it, position, step);
+      } else {
+        executor_.run_step(it, step, Lane::kCross);
+        executor_.mark(it, position);
+        moved = true;
+      }
+    }
+    entry.waiting.resize(kept);
+    return moved;
+  }
+
+  // True where the message is done already: an empty one of a ragged section, which neither side sends.
+  bool launch(const std::shared_ptr<Iteration>& it, uint32_t position, const Step& step) {
+    const Execution& e = *it->execution;
+    const bool sends = step.verb == Verb::kSend;
+    const Piece piece = resolve(*it, sends ? step.src[0] : step.dst[0]);
+    if (piece.count == 0 && e.tags.empty()) {
+      executor_.mark(*it, position);
+      return true;
+    }
+    const uint64_t bytes = piece.count * e.call.element();
+    const Tag tag = e.tags.empty() ? Tag{executor_.tag_group_, e.sequence, it->index, step.ordinal, kPlanChannel}
+                                   : e.tags[position];
+    const int64_t begin = executor_.trace_.on() ? now_ns() : 0;
+    auto request = sends ? executor_.group_.send(step.peer, tag, piece.memory, bytes)
+                         : executor_.group_.recv(step.peer, tag, piece.memory, bytes);
+    if (sends) executor_.legs_.sent(step.peer, bytes);
+    flights_.push_back({it, position, std::move(request), bytes, begin});
+    return flights_.back().request->done();
+  }
+
+  Executor& executor_;
+  std::vector<Entry> entries_;
+  std::vector<Flight> flights_;
+};
+
+Executor::Executor(Legs& legs, LinkGroup& group, uint64_t tag_group, int size, int window, Trace& trace)
+    : legs_(legs), group_(group), tag_group_(tag_group), size_(size), window_(window), trace_(trace) {
+  slots_.resize(static_cast<size_t>(window));
+  for (int i = window; i-- > 0;) free_slots_.push_back(i);
+}
+
+Executor::~Executor() {
+  {
+    std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  wake();
+  for (auto& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+}
+
+bool Executor::idle() const { return in_flight_.load(std::memory_order_acquire) == 0; }
+
+bool Executor::runs_alone(const Plan& plan, const Call& call) {
+  const Section& main = plan.sections[0];
+  if (main.chunk == 0 || call.count <= main.chunk) return true;
+  return !main.uses(Lane::kPre) && !main.uses(Lane::kPost);
+}
+
+std::shared_ptr<Iteration> Executor::make_iteration(const std::shared_ptr<Execution>& e, uint64_t index, int slot) {
+  const bool tail = index >= e->main_iterations;
+  const Section& section = e->plan->sections[tail ? 1 : 0];
+  auto it = std::make_shared<Iteration>(e, section);
+  it->scratch_offsets = &e->scratch[tail ? 1 : 0];
+  it->index = static_cast<uint32_t>(index);
+  it->slot = slot;
+  it->left.store(static_cast<uint32_t>(section.steps.size()), std::memory_order_relaxed);
+  const Section& main = e->plan->sections[0];
+  const uint64_t rest = e->plan->sections.size() > 1 ? e->call.count % main.unit : 0;
+  if (tail) {
+    it->start = e->call.count - rest;
+    it->length = rest;
+  } else {
+    it->start = index * main.chunk;
+    it->length = main.chunk == 0 ? e->call.count - rest : std::min(main.chunk, e->call.count - rest - it->start);
+  }
+  if (slot >= 0) {
+    auto& memory = slots_[static_cast<size_t>(slot)];
+    if (memory.size() < e->scratch_bytes) memory.resize(e->scratch_bytes);
+    it->scratch = memory.data();
+  }
+  return it;
+}
+
+void Executor::trace_step(const Iteration& it, const Step& step, uint64_t bytes, int64_t begin) const {
+  if (begin == 0) return;
+  trace_.add({it.execution->sequence, it.index, step.lane, step.verb, step.kind, step.peer, bytes, begin, now_ns()});
+}
+
+void Executor::run_step(Iteration& it, const Step& step, Lane lane) {
+  const Execution& e = *it.execution;
+  const Call& call = e.call;
+  const int64_t begin = trace_.on() ? now_ns() : 0;
+  uint64_t count = 0;
+  switch (step.verb) {
+    case Verb::kLocal: {
+      Call leg = local_call(it, step, e.plan->reduction);
+      count = leg.count;
+      if (leg.count != 0 || step.kind == POLYCCL_KIND_BARRIER) legs_.local(lane, leg, e.interrupted);
+      break;
+    }
+    case Verb::kCopy:
+      for (size_t i = 0; i < step.src.size(); ++i) {
+        const Piece from = resolve(it, step.src[i]), to = resolve(it, step.dst[i]);
+        if (from.count != 0 && from.memory != to.memory) std::memcpy(to.memory, from.memory, from.count * call.element());
+        count += from.count;
+      }
+      break;
+    case Verb::kReduce: {
+      std::vector<const void*> operands;
+      operands.reserve(step.src.size());
+      for (const Slice& s : step.src) operands.push_back(resolve(it, s).memory);
+      const Piece to = resolve(it, step.dst[0]);
+      count = to.count;
+      reduce(to.memory, operands, to.count, call.dtype, e.plan->reduction, resolve(call, step.factor, size_));
+      break;
+    }
+    case Verb::kScale: {
+      const Piece from = resolve(it, step.src[0]), to = resolve(it, step.dst[0]);
+      count = to.count;
+      scale(to.memory, from.memory, to.count, call.dtype, resolve(call, step.factor, size_));
+      break;
+    }
+    case Verb::kSend:
+    case Verb::kRecv: break;  // messages go in groups or over the link
+  }
+  trace_step(it, step, count * call.element(), begin);
+}
+
+void Executor::run_group(Iteration& it, Lane lane, const std::vector<uint32_t>& steps) {
+  std::vector<Message> messages;
+  for (uint32_t position : steps) {
+    const Step& step = it.section->steps[position];
+    const bool sends = step.verb == Verb::kSend;
+    const Piece piece = resolve(it, sends ? step.src[0] : step.dst[0]);
+    if (piece.count != 0) messages.push_back({sends, step.peer, piece.memory, piece.count});
+  }
+  const Execution& e = *it.execution;
+  if (!messages.empty()) legs_.exchange(lane, messages, e.call.dtype, e.call.deadline, e.interrupted);
+  for (uint32_t position : steps) mark(it, position);
+}
+
+// The steps of a local lane, in order; messages that follow one another and do not depend on one another go as one group.
+void Executor::run_steps(Iteration& it, Lane lane) {
+  std::vector<uint32_t> group;
+  const auto flush = [&] {
+    if (!group.empty()) run_group(it, lane, std::exchange(group, {}));
+  };
+  const auto& steps = it.section->steps;
+  for (uint32_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    if (step.lane != lane) continue;
+    const bool joins = is_message(step) && std::none_of(step.deps.begin(), step.deps.end(), [&](uint32_t d) {
+                         return std::find(group.begin(), group.end(), d) != group.end();
+                       });
+    if (!joins) flush();
+    wait_for(it, step);
+    if (is_message(step)) {
+      group.push_back(i);
+    } else {
+      run_step(it, step, lane);
+      mark(it, i);
+    }
+  }
+  flush();
+}
+
+// A plan of messages only, on a library that has send and recv: step by step, in fused groups.
+void Executor::run_grouped(Iteration& it) {
+  for (int lane = 0; lane < kLanes; ++lane) run_steps(it, static_cast<Lane>(lane));
+}
+
+void Executor::drive(CrossLane& cross, const Interrupted& interrupted) {
+  if (cross.empty()) return;
+  const Execution* urgent = cross.most_urgent();
+  const Deadline deadline = urgent == nullptr ? 0 : urgent->call.deadline;
+  const auto ready = [&] { return cross.something_landed() || legs_.failure().has_value(); };
+  if (!Link::instance().wait(ready, deadline, interrupted)) {
+    if (expired(deadline)) throw timed_out(*urgent, cross.outstanding());
+    throw InterruptedWait();
+  }
+  if (auto failure = legs_.failure()) throw *failure;
+}
+
+// No local legs: up to `window` iterations in flight on this thread.
+void Executor::run_overlapped(const std::shared_ptr<Execution>& e, const Interrupted& interrupted) {
+  CrossLane cross(*this);
+  std::deque<std::shared_ptr<Iteration>> open;
+  uint64_t next = 0;
+  while (next < e->iterations || !open.empty()) {
+    while (next < e->iterations && open.size() < static_cast<size_t>(window_)) {
+      open.push_back(make_iteration(e, next, static_cast<int>(next % static_cast<uint64_t>(window_))));
+      run_steps(*open.back(), Lane::kPre);
+      cross.add(open.back());
+      ++next;
+    }
+    cross.advance();
+    while (!open.empty() && open.front()->left == 0) open.pop_front();
+    if (!open.empty() && (open.size() == static_cast<size_t>(window_) || next == e->iterations)) drive(cross, interrupted);
+  }
+}
+
+void Executor::run(const std::shared_ptr<Execution>& e, const Interrupted& interrupted) {
+  cut(*e);
+  e->interrupted = interrupted;
+  if (e->prepare) e->prepare();
+  e->prepared = true;
+  if (e->iterations == 0) return;
+  if (legs_.native_messages(e->call.dtype)) {
+    for (uint64_t i = 0; i < e->iterations; ++i) run_grouped(*make_iteration(e, i, 0));
+    return;
+  }
+  const Section& main = e->plan->sections[0];
+  if (!main.uses(Lane::kPost) && e->iterations > 1) return run_overlapped(e, interrupted);
+  for (uint64_t i = 0; i < e->iterations; ++i) {
+    auto it = make_iteration(e, i, 0);
+    CrossLane cross(*this);
+    cross.add(it);
+    cross.advance();  // receives are posted ahead
+    run_steps(*it, Lane::kPre);
+    for (cross.advance(); !cross.empty(); cross.advance()) drive(cross, interrupted);
+    run_steps(*it, Lane::kPost);
+  }
+}
+
+void Executor::run_messages(const std::shared_ptr<Execution>& e, const Interrupted& interrupted) {
+  cut(*e);
+  auto it = make_iteration(e, 0, -1);
+  CrossLane cross(*this);
+  cross.add(it);
+  for (cross.advance(); !cross.empty(); cross.advance()) drive(cross, interrupted);
+  if (e->error) throw *e->error;
+}
+
+void Executor::enqueue_messages(std::shared_ptr<Execution> e) {
+  cut(*e);
+  in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  std::unique_lock lock(mutex_);
+  start_lane_locked(Lane::kCross);
+  lanes_[static_cast<size_t>(Lane::kCross)].push_back(make_iteration(e, 0, -1));
+  lock.unlock();
+  signal();
+}
+
+void Executor::signal() {
+  signals_.fetch_add(1, std::memory_order_acq_rel);
+  { std::scoped_lock lock(mutex_); }  // a lane between its look and its sleep must not miss this
+  changed_.notify_all();
+  Link::instance().wake();
+}
+
+void Executor::wake() { signal(); }
+
+void Executor::mark(Iteration& it, uint32_t step) {
+  it.done[step].store(true, std::memory_order_release);
+  it.left.fetch_sub(1, std::memory_order_acq_rel);
+  if (it.execution->work) signal();
+}
+
+bool Executor::cross_done(const Iteration& it) {
+  const auto& steps = it.section->steps;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i].lane == Lane::kCross && !it.done[i]) return false;
+  }
+  return true;
+}
+
+void Executor::skip(Iteration& it, Lane lane) {
+  const auto& steps = it.section->steps;
+  for (uint32_t i = 0; i < steps.size(); ++i) {
+    if (steps[i].lane == lane && !it.done[i]) mark(it, i);
+  }
+}
+
+// Wait, in a lane's thread, for the steps that a step depends on.
+void Executor::wait_for(const Iteration& it, const Step& step) {
+  if (it.ready(step)) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return it.ready(step) || stop_ || legs_.failure().has_value(); });
+  if (it.ready(step)) return;
+  lock.unlock();
+  if (auto failure = legs_.failure()) throw *failure;
+  throw Error(Code::kAborted, "the communicator was destroyed");
+}
+
+void Executor::enqueue(std::shared_ptr<Execution> e) {
+  cut(*e);
+  in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  std::unique_lock lock(mutex_);
+  start_lane_locked(Lane::kPre);
+  queue_.push_back(std::move(e));
+  changed_.notify_all();
+}
+
+void Executor::start_lane_locked(Lane lane) {
+  auto& thread = threads_[static_cast<size_t>(lane)];
+  if (thread.joinable()) return;
+  thread = lane == Lane::kCross ? std::thread([this] { cross_lane(); }) : std::thread([this, lane] { local_lane(lane); });
+}
+
+// Runs what must precede the first operation in the queue: in lane pre, so in the same order on all ranks.
+void Executor::prepare_front(std::unique_lock<std::mutex>& lock) {
+  auto e = queue_.front();
+  lock.unlock();
+  std::optional<Error> error = legs_.failure();
+  try {
+    if (!error && e->prepare) e->prepare();
+  } catch (const Error& thrown) {
+    error = thrown;
+  }
+  lock.lock();
+  e->prepared = true;
+  if (error || e->iterations == 0) {
+    queue_.pop_front();
+    lock.unlock();
+    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+    e->work->complete(error);
+    lock.lock();
+  }
+  admit(lock);
+}
+
+// Gives slots to the iterations that wait for one.
+void Executor::admit(std::unique_lock<std::mutex>&) {
+  while (!queue_.empty() && queue_.front()->prepared && !free_slots_.empty()) {
+    auto& e = queue_.front();
+    const int slot = free_slots_.back();
+    free_slots_.pop_back();
+    auto it = make_iteration(e, e->admitted, slot);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      // Every lane sees every iteration, so that the last one to leave it retires it.
+      if (!it->section->uses(static_cast<Lane>(lane))) continue;
+      start_lane_locked(static_cast<Lane>(lane));
+      lanes_[static_cast<size_t>(lane)].push_back(it);
+    }
+    if (++e->admitted == e->iterations) queue_.pop_front();
+  }
+  signals_.fetch_add(1, std::memory_order_acq_rel);
+  changed_.notify_all();
+  Link::instance().wake();
+}
+
+// Frees the slot of an iteration whose steps are all done. Called by every lane that leaves it; the last one acts.
+void Executor::retire(const std::shared_ptr<Iteration>& it) {
+  if (it->left.load(std::memory_order_acquire) != 0) return;
+  std::unique_lock lock(mutex_);
+  if (std::exchange(it->retired, true)) return;
+  if (it->slot >= 0) free_slots_.push_back(it->slot);
+  auto& e = *it->execution;
+  const bool whole = ++e.finished == e.iterations;
+  lock.unlock();
+  if (whole) {
+    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+    e.work->complete(e.error ? e.error : legs_.failure());
+  }
+  lock.lock();
+  admit(lock);
+}
+
+void Executor::local_lane(Lane lane) {
+  auto& inbox = lanes_[static_cast<size_t>(lane)];
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const auto must_prepare = [&] { return lane == Lane::kPre && !queue_.empty() && !queue_.front()->prepared; };
+    changed_.wait(lock, [&] { return stop_ || !inbox.empty() || must_prepare(); });
+    if (!inbox.empty()) {
+      auto it = std::move(inbox.front());
+      inbox.pop_front();
+      lock.unlock();
+      try {
+        if (!legs_.failure()) run_steps(*it, lane);
+      } catch (const Error& error) {
+        legs_.fail(error);
+      }
+      if (legs_.failure()) skip(*it, lane);
+      retire(it);
+      lock.lock();
+    } else if (must_prepare()) {
+      prepare_front(lock);
+    } else if (stop_) {
+      return;
+    }
+  }
+}
+
+void Executor::cross_lane() {
+  auto& inbox = lanes_[static_cast<size_t>(Lane::kCross)];
+  CrossLane cross(*this);
+  std::vector<std::shared_ptr<Iteration>> open;
+  while (true) {
+    const uint64_t seen = signals_.load(std::memory_order_acquire);
+    {
+      std::unique_lock lock(mutex_);
+      if (open.empty()) changed_.wait(lock, [&] { return stop_ || !inbox.empty(); });
+      if (open.empty() && inbox.empty()) return;
+      for (auto& it : std::exchange(inbox, {})) {
+        cross.add(it);
+        open.push_back(std::move(it));
+      }
+    }
+    try {
+      if (!legs_.failure()) cross.advance();
+      std::erase_if(open, [&](const auto& it) {
+        retire(it);
+        return cross_done(*it);
+      });
+      const Execution* urgent = cross.most_urgent();
+      const Deadline deadline = urgent == nullptr ? 0 : urgent->call.deadline;
+      const auto ready = [&] { return cross.something_landed() || signals_.load(std::memory_order_acquire) != seen; };
+      if (!cross.empty() && !legs_.failure() && !Link::instance().wait(ready, deadline)) {
+        throw timed_out(*urgent, cross.outstanding());
+      }
+    } catch (const Error& error) {
+      legs_.fail(error);
+    }
+    if (legs_.failure()) {
+      cross.skip();
+      for (auto& it : std::exchange(open, {})) retire(it);
+    }
+  }
+}
+
+}  // namespace polyccl

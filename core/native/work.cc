@@ -1,0 +1,61 @@
+#include "work.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace polyccl {
+
+std::optional<Error> Work::error() const {
+  std::scoped_lock lock(mutex_);
+  return error_;
+}
+
+bool Work::wait(Deadline deadline, const std::function<bool()>& interrupted) const {
+  constexpr int64_t kSlice = 100'000'000;
+  std::unique_lock lock(mutex_);
+  while (!done()) {
+    int64_t left = kSlice;
+    if (deadline != 0) left = std::min(left, deadline - now_ns());
+    if (left <= 0) return false;
+    changed_.wait_for(lock, std::chrono::nanoseconds(left), [this] { return done(); });
+    if (done() || !interrupted) continue;
+    lock.unlock();
+    if (interrupted()) return done();
+    lock.lock();
+  }
+  return true;
+}
+
+void Work::raise() const {
+  if (!done()) return;
+  if (auto e = error()) throw *e;
+}
+
+void Work::on_done(std::function<void()> callback) {
+  {
+    std::scoped_lock lock(mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+void Work::complete(std::optional<Error> error) {
+  std::vector<std::function<void()>> callbacks;
+  std::shared_ptr<void> kept;
+  {
+    std::scoped_lock lock(mutex_);
+    if (done()) return;
+    error_ = std::move(error);
+    callbacks.swap(callbacks_);
+    kept.swap(kept_);
+    done_.store(true, std::memory_order_release);
+    // Under the lock: a waiter that sees `done` may destroy this object at once.
+    changed_.notify_all();
+  }
+  for (auto& callback : callbacks) callback();
+}
+
+}  // namespace polyccl

@@ -1,0 +1,56 @@
+// Work: the handle of an operation that was issued.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+#include "error.h"
+
+namespace polyccl {
+
+class Work {
+ public:
+  explicit Work(std::string description, Deadline deadline) : description_(std::move(description)), deadline_(deadline) {}
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+
+  // The operation's own error, once done.
+  std::optional<Error> error() const;
+
+  // Block until done, until `deadline` (false), or until `interrupted`, asked about every 100 ms, says so (false).
+  bool wait(Deadline deadline, const std::function<bool()>& interrupted) const;
+
+  // Throw the operation's error, if it is done and has one.
+  void raise() const;
+
+  // Call when done, from the thread that completes the operation, or at once. Must not block.
+  void on_done(std::function<void()> callback);
+
+  // Complete; the first call counts. Releases what was kept alive.
+  void complete(std::optional<Error> error);
+
+  // Hold on to something (the tensors) until done.
+  void keep_alive(std::shared_ptr<void> what) { kept_ = std::move(what); }
+
+  const std::string& description() const { return description_; }
+  Deadline deadline() const { return deadline_; }
+
+ private:
+  const std::string description_;
+  const Deadline deadline_;
+  std::atomic<bool> done_{false};
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::optional<Error> error_;
+  std::shared_ptr<void> kept_;
+  std::vector<std::function<void()>> callbacks_;
+};
+
+}  // namespace polyccl

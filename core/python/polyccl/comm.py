@@ -1,0 +1,402 @@
+"""The communicator that users hold: `Comm`, with torchcomms' names, argument order and meaning.
+
+Tensors are anything with DLPack (torch, NumPy, ...), contiguous, in host memory. Every operation takes ``async_op``: False blocks
+until the result is there and raises the operation's error; True returns at once, and the `Work` has the rest. ``timeout`` (a
+timedelta or seconds) counts from the call; None means the communicator's. An operation that times out breaks its communicator.
+``hints`` are strings; operations know ``deterministic``. Inputs are never modified. A call that is refused (InvalidArgument,
+UnsupportedOperation) has sent nothing, and the communicator stays usable.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import _native, create
+from .errors import InvalidArgument, UnsupportedOperation
+from .operations import Kind
+from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
+from .reduce_op import ReduceOp
+
+if TYPE_CHECKING:
+    from ._native import Work
+    from .create import Group
+
+Hints = Mapping[str, str] | None
+Splits = Sequence[int] | None
+
+
+class Comm:
+    """An ordered group of ranks. Made by `new_comm` and `split`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._native = group.native
+        self._splits = 0
+        self._strict = group.options.strict
+        self._ends_process = group.options.abort_process_on_timeout_or_error
+
+    # ---- what it is ---------------------------------------------------------------------------------------------------------
+
+    def get_rank(self) -> int:
+        """This process's rank in the communicator."""
+        return self._group.rank
+
+    def get_size(self) -> int:
+        """The number of ranks."""
+        return self._group.size
+
+    def get_name(self) -> str:
+        """The name it was created with."""
+        return self._group.name
+
+    def get_device(self) -> str:
+        """The device that tensors must be on, e.g. ``cpu``."""
+        return self._group.device
+
+    def get_backend(self) -> str:
+        """``bridge``, or the one backend of all ranks."""
+        return self._group.backend
+
+    def get_backend_version(self) -> str:
+        """The version of the library under this rank, in words."""
+        return self._group.library_version
+
+    def get_options(self) -> CommOptions:
+        """The options it was created with."""
+        return self._group.options
+
+    @property
+    def islands(self) -> list[list[int]]:
+        """The ranks of each island, in the order of islands. One island where it is no bridge."""
+        return [list(ranks) for ranks in self._group.islands]
+
+    @property
+    def island_labels(self) -> list[str]:
+        """A name for each of `islands`."""
+        return list(self._group.labels)
+
+    def payload_sent(self) -> list[int]:
+        """Bytes of payload (no headers) that this rank has sent to each rank over the link since creation."""
+        return self._native.payload_sent()
+
+    def __repr__(self) -> str:
+        return f"<polyccl Comm '{self.get_name()}': rank {self.get_rank()} of {self.get_size()}, {self.get_backend()}>"
+
+    def __copy__(self) -> Comm:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Comm:
+        return self
+
+    # ---- point to point -----------------------------------------------------------------------------------------------------
+
+    def send(self, tensor: Any, dst: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Send ``tensor`` to rank ``dst``; matched, in order, by that rank's `recv` of as many bytes.
+
+        Synchronous: blocks until the memory may be used again. Unequal sizes raise Mismatch on both ranks.
+        """
+        return self._issue(Kind.SEND, tensor, None, None, dst, async_op, hints, timeout)
+
+    def recv(self, tensor: Any, src: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Receive into ``tensor`` what rank ``src`` sends. Blocks (unless asynchronous) until it is there."""
+        return self._issue(Kind.RECV, None, tensor, None, src, async_op, hints, timeout)
+
+    def batch_op_create(self) -> BatchSendRecv:
+        """A batch of sends and receives that are issued together, so that their order among ranks cannot deadlock."""
+        return BatchSendRecv(self)
+
+    # ---- collectives --------------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensor: Any, root: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Copy ``tensor`` of rank ``root`` into ``tensor`` of all ranks; shape (n,) everywhere, any dtype."""
+        source = tensor if root == self._group.rank else None
+        return self._issue(Kind.BROADCAST, source, tensor, None, root, async_op, hints, timeout)
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Replace ``tensor``, shape (n,), by the reduction over all ranks. All ranks get the same bits.
+
+        Algorithm: inside islands reduce_scatter and all_gather, between them an exchange of shards (see docs/algorithms.md).
+        """
+        if hints or timeout is not None or self._strict or self._ends_process:
+            return self._issue(Kind.ALL_REDUCE, tensor, tensor, op, -1, async_op, hints, timeout)
+        return self._native.issue(4, tensor, tensor, op.code, op.factor, -1, None, None, async_op)
+
+    def reduce(
+        self,
+        tensor: Any,
+        root: int,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Replace ``tensor`` of rank ``root`` by the reduction over all ranks; other ranks' tensors stay as they are."""
+        target = tensor if root == self._group.rank else None
+        return self._issue(Kind.REDUCE, tensor, target, op, root, async_op, hints, timeout)
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[Any],
+        tensor: Any,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Gather every rank's ``tensor``, shape (n,), into ``tensor_list``: one tensor of shape (n,) for each rank."""
+        return self._issue(Kind.ALL_GATHER, tensor, _list(tensor_list), None, -1, async_op, hints, timeout)
+
+    def all_gather_v(
+        self,
+        tensor_list: Sequence[Any],
+        tensor: Any,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """As `all_gather`, with lengths that differ by rank; all ranks give lists of the same lengths."""
+        return self._issue(Kind.ALL_GATHER_V, tensor, _list(tensor_list), None, -1, async_op, hints, timeout)
+
+    def all_gather_single(self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Gather every rank's ``input``, shape (n,), into ``output``, shape (size * n,)."""
+        return self._issue(Kind.ALL_GATHER, input, output, None, -1, async_op, hints, timeout)
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        input_list: Sequence[Any],
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Reduce entry r of every rank's ``input_list``, shape (n,) each, into ``output``, shape (n,), of rank r."""
+        return self._issue(Kind.REDUCE_SCATTER, _list(input_list), output, op, -1, async_op, hints, timeout)
+
+    def reduce_scatter_v(
+        self,
+        output: Any,
+        input_list: Sequence[Any],
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """As `reduce_scatter`, with lengths that differ by entry; all ranks give lists of the same lengths."""
+        return self._issue(Kind.REDUCE_SCATTER_V, _list(input_list), output, op, -1, async_op, hints, timeout)
+
+    def reduce_scatter_single(
+        self,
+        output: Any,
+        input: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Reduce part r of every rank's ``input``, shape (size * n,), into ``output``, shape (n,), of rank r."""
+        return self._issue(Kind.REDUCE_SCATTER, input, output, op, -1, async_op, hints, timeout)
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Any],
+        input_tensor_list: Sequence[Any],
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Send entry r of ``input_tensor_list`` to rank r, and receive entry r of ``output_tensor_list`` from it.
+
+        Lengths may differ by pair of ranks; sender and receiver must agree, else both raise Mismatch.
+        """
+        outputs, inputs = _list(output_tensor_list), _list(input_tensor_list)
+        return self._issue(Kind.ALL_TO_ALL_V, inputs, outputs, None, -1, async_op, hints, timeout)
+
+    def all_to_all_single(self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Send part r of ``input``, shape (size * n,), to rank r, and receive part r of ``output`` from it."""
+        return self._issue(Kind.ALL_TO_ALL, input, output, None, -1, async_op, hints, timeout)
+
+    def all_to_all_v_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """As `all_to_all_single`, with parts of unlike numbers of rows (of dimension 0), which add up to the tensor's."""
+        splits = _list(input_split_sizes), _list(output_split_sizes)
+        return self._issue(Kind.ALL_TO_ALL_V, input, output, None, -1, async_op, hints, timeout, splits)
+
+    def scatter(
+        self,
+        output_tensor: Any,
+        input_tensor_list: Sequence[Any],
+        root: int,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Send entry r of rank ``root``'s ``input_tensor_list`` into ``output_tensor``, shape (n,), of rank r."""
+        source = _list(input_tensor_list) if root == self._group.rank else None
+        return self._issue(Kind.SCATTER, source, output_tensor, None, root, async_op, hints, timeout)
+
+    def gather(
+        self,
+        output_tensor_list: Sequence[Any],
+        input_tensor: Any,
+        root: int,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Gather every rank's ``input_tensor``, shape (n,), into ``output_tensor_list`` of rank ``root``; elsewhere it is empty."""
+        target = _list(output_tensor_list) if root == self._group.rank else None
+        return self._issue(Kind.GATHER, input_tensor, target, None, root, async_op, hints, timeout)
+
+    def gather_single(
+        self, output: Any, input: Any, root: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        """Gather every rank's ``input``, shape (n,), into ``output``, shape (size * n,), of rank ``root``; elsewhere it is None."""
+        target = output if root == self._group.rank else None
+        return self._issue(Kind.GATHER, input, target, None, root, async_op, hints, timeout)
+
+    def barrier(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Wait until all ranks have come here."""
+        return self._issue(Kind.BARRIER, None, None, None, -1, async_op, hints, timeout)
+
+    # ---- its life -----------------------------------------------------------------------------------------------------------
+
+    def split(self, ranks: Sequence[int], name: str, hints: Hints = None, timeout: Timeout = None) -> Comm | None:
+        """A communicator of some of this one's ranks. Collective over this communicator.
+
+        Every rank gives the ranks of the group that it will be in, in their new order, or an empty list: then it gets None. The
+        members of one group give the same list. Options and hints are this communicator's, but for those given. Members in
+        one island get a plain communicator of its library, else a bridge.
+        """
+        self._splits += 1
+        return create.split(self._group, self._splits, list(ranks), name, hints, timeout)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the default timeout of operations that are issued from now on; None gives back the one of creation."""
+        self._native.timeout = self._group.options.timeout if timeout is None else seconds(timeout)
+
+    def set_hints(self, hints: Mapping[str, str]) -> None:
+        """Set hints for operations from now on; on all ranks alike. Only those that operations take."""
+        self._strict = is_strict(check_hints(hints, CALL_HINTS))
+
+    def finalize(self, timeout: Timeout = None) -> None:
+        """Wait for what was issued, and end. Further calls raise InvalidArgument."""
+        self._native.finalize(None if timeout is None else seconds(timeout))
+        self._group.close()
+
+    def abort(self) -> None:
+        """End everything that runs or waits, from any thread, in bounded time, here and on the other ranks.
+
+        Works end with Aborted. May be called again and again.
+        """
+        self._native.abort()
+
+    def is_aborted(self) -> bool:
+        """True once it is broken, by `abort` or by a failure."""
+        return self._native.broken
+
+    # ---- to come ------------------------------------------------------------------------------------------------------------
+
+    def new_window(self, tensor: Any = None) -> NoReturn:
+        """One-sided windows are not there yet. Raises UnsupportedOperation."""
+        self._not_yet("new_window")
+
+    def reconfigure(self, uuid: int, init_handles: Any, timeout: Timeout = None, hints: Hints = None) -> NoReturn:
+        """Rebuilding with other members is not there yet. Raises UnsupportedOperation."""
+        self._not_yet("reconfigure")
+
+    def get_init_handle(self) -> NoReturn:
+        """Belongs to `reconfigure`. Raises UnsupportedOperation."""
+        self._not_yet("get_init_handle")
+
+    def register_pre_hook(self, callback: Callable[..., None]) -> NoReturn:
+        """Hooks are not there yet. Raises UnsupportedOperation."""
+        self._not_yet("register_pre_hook")
+
+    def register_post_hook(self, callback: Callable[..., None]) -> NoReturn:
+        """Hooks are not there yet. Raises UnsupportedOperation."""
+        self._not_yet("register_post_hook")
+
+    def register_abort_hook(self, callback: Callable[[], None]) -> NoReturn:
+        """Hooks are not there yet. Raises UnsupportedOperation."""
+        self._not_yet("register_abort_hook")
+
+    def _not_yet(self, what: str) -> NoReturn:
+        raise UnsupportedOperation(f"{what} on communicator '{self.get_name()}': not supported by this version of PolyCCL")
+
+    # ---- the one way down ---------------------------------------------------------------------------------------------------
+
+    def _issue(
+        self,
+        kind: Kind,
+        input: Any,
+        output: Any,
+        op: ReduceOp | None,
+        peer: int,
+        async_op: bool,
+        hints: Hints,
+        timeout: Timeout,
+        splits: tuple[Splits, Splits] = (None, None),
+    ) -> Work:
+        strict = self._strict or bool(hints and is_strict(check_hints(hints, CALL_HINTS)))
+        code, factor = (0, None) if op is None else (op.code, op.factor)
+        limit = None if timeout is None else seconds(timeout)
+        try:
+            return self._native.issue(kind, input, output, code, factor, peer, *splits, async_op, limit, strict)
+        except Exception as error:
+            if self._ends_process and self._native.broken:
+                _end_process(error)
+            raise
+
+
+class BatchSendRecv:
+    """Sends and receives that are issued together. Made by `Comm.batch_op_create`."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self.ops: list[tuple[bool, Any, int]] = []
+        """``(sends, tensor, peer)`` for each operation."""
+
+    def send(self, tensor: Any, dst: int) -> None:
+        """Add a send to rank ``dst``."""
+        self.ops.append((True, tensor, dst))
+
+    def recv(self, tensor: Any, src: int) -> None:
+        """Add a receive from rank ``src``."""
+        self.ops.append((False, tensor, src))
+
+    def issue(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Issue all of it. The work is done when every operation is. An empty batch raises InvalidArgument."""
+        return self._comm._native.issue_batch(self.ops, async_op, None if timeout is None else seconds(timeout))
+
+
+def _list(values: Any) -> Any:
+    """Lists stay lists; what is a tensor, or nothing, is refused where a list is due."""
+    if not isinstance(values, (list, tuple)):
+        raise InvalidArgument(f"a list of tensors is wanted, and {type(values).__name__} was given")
+    return values
+
+
+def _end_process(error: Exception) -> NoReturn:
+    print(f"polyccl: ending the process, as its communicator was told to: {error}", file=sys.stderr, flush=True)
+    os.abort()
+
+
+__all__ = ["BatchSendRecv", "Comm", "Hints"]

@@ -1,0 +1,352 @@
+"""Creation of communicators: who is there, which islands they form, and what carries each part.
+
+`new_comm` and `split` end in the same place (`form`): the ranks meet at a store and get the roster (`polyccl.rendezvous`), from
+which every rank draws the same conclusions. Ranks of one island get the island's library; several islands get a bridge, which
+owns two communicators of this rank's island, one for each local lane.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _native, backends, environment, ranks, rendezvous
+from . import store as stores
+from ._version import __version__
+from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
+from .operations import Kind, Reduction
+from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
+from .options import HINTS as KNOWN_HINTS
+from .planner import planner
+from .planner.task import Request
+from .planner.topology import Topology
+from .rendezvous import Hello, Roster
+from .store import PrefixStore, Store
+
+if TYPE_CHECKING:
+    from .comm import Comm
+
+BRIDGE, AUTO = "bridge", "auto"
+"""Backends that are made of islands: always a bridge; a bridge only where there is more than one island."""
+
+_ONE_MACHINE, _CONCURRENT, _EQUAL_BITS = 1, 2, 2
+_HOST_MEMORY = 1
+
+
+@dataclass(frozen=True)
+class Library:
+    """What carries an island: a backend's plugin, or PolyCCL's own link for ``host``."""
+
+    name: str
+    plugin: Any = None
+
+    @property
+    def version(self) -> str:
+        """The library's version, in words."""
+        return f"PolyCCL {__version__}" if self.plugin is None else str(self.plugin.library_version)
+
+    @property
+    def compatibility(self) -> str:
+        """Equal for ranks that can be one island."""
+        return "" if self.plugin is None else str(self.plugin.compatibility(-1))
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether its islands end at the machine's border."""
+        return self.plugin is not None and bool(self.plugin.flags & _ONE_MACHINE)
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether two communicators over the same ranks may be in use at once."""
+        return self.plugin is None or bool(self.plugin.flags & _CONCURRENT)
+
+    @property
+    def equal_bits(self) -> bool:
+        """Whether all_reduce gives all ranks the same bits. Plans do."""
+        if self.plugin is None:
+            return True
+        can = self.plugin.supports(int(Kind.ALL_REDUCE), 12, int(Reduction.SUM), _HOST_MEMORY)
+        return not can or bool(can & _EQUAL_BITS)
+
+
+@dataclass
+class Group:
+    """A communicator's parts, for `Comm`."""
+
+    name: str
+    rank: int
+    size: int
+    device: str
+    backend: str
+    requested: str
+    options: CommOptions
+    library: Library
+    islands: list[list[int]]
+    labels: list[str]
+    store: Store
+    native: _native.Communicator
+    owns: list[_native.Communicator] = field(default_factory=list)
+
+    @property
+    def library_version(self) -> str:
+        """The version of the library under this rank."""
+        return self.library.version
+
+    def close(self) -> None:
+        """Let go of what the bridge owns."""
+        self.owns.clear()
+
+
+def new_comm(
+    backend: str,
+    device: Any,
+    name: str | None = None,
+    abort_process_on_timeout_or_error: bool | None = None,
+    timeout: Timeout = None,
+    is_high_priority_stream: bool | None = None,
+    store: Any = None,
+    enable_reconfigure: bool = False,
+    hints: Mapping[str, str] | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+) -> Comm:
+    """Create a communicator. Collective over all its ranks; blocks until they are there, or the timeout.
+
+    ``backend`` is a library that all ranks have (``"host"``, ``"gloo"``, ...), ``"bridge"`` (islands are discovered, then joined)
+    or ``"auto"`` (the plain library where all ranks are one island, else a bridge). ``device`` is where tensors will be; so far
+    ``"cpu"``. ``name`` (by default that of the backend) keeps communicators of one store apart; a name may be used again after
+    its rendezvous. ``store`` is a torch Store, one of `polyccl.store`, or None for what the launcher left in the environment.
+    ``rank`` and ``size`` come from there too, unless given. ``hints`` are listed in `polyccl.options`.
+
+    Raises InvalidArgument, BackendUnavailable, Mismatch (ranks differ in what they must share), CommTimeout (with the missing
+    ranks), on all ranks alike where the cause is shared.
+    """
+    from .comm import Comm
+
+    environment.warn_unknown()
+    options = make_options(abort_process_on_timeout_or_error, timeout, is_high_priority_stream, enable_reconfigure, hints)
+    if enable_reconfigure:
+        raise UnsupportedOperation("enable_reconfigure: not supported by this version of PolyCCL")
+    place = ranks.detect(rank, size)
+    name = name or backend
+    given = stores.default_store(name, place.rank, place.size) if store is None else stores.wrap(store)
+    return Comm(form(backend, str(device), name, options, given, place.rank, place.size))
+
+
+def split(
+    parent: Group, number: int, members: list[int], name: str, hints: Mapping[str, str] | None, timeout: Timeout
+) -> Comm | None:
+    """The part of a split that this rank does; see `Comm.split`."""
+    from .comm import Comm
+
+    where = f"split of communicator '{parent.name}'"
+    for member in members:
+        if isinstance(member, bool) or not isinstance(member, int) or not 0 <= member < parent.size:
+            raise InvalidArgument(f"{where}: {member!r} is no rank; valid ranks are 0 to {parent.size - 1}")
+    if len(set(members)) != len(members):
+        raise InvalidArgument(f"{where}: a rank is listed twice in {members}")
+    if not members:
+        return None
+    if parent.rank not in members:
+        raise InvalidArgument(f"{where}: this rank, {parent.rank}, is not in its own group {members}; give [] to stay out")
+    options = parent.options
+    if hints is not None:
+        options = replace(options, hints={**options.hints, **check_hints(hints, KNOWN_HINTS)})
+    if timeout is not None:
+        options = replace(options, timeout=seconds(timeout))
+    # The list is in the key: groups of one split do not meet, and ranks that disagree about theirs time out with a text.
+    digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
+    store = PrefixStore(parent.store, f"{parent.name}/split{number}/{digest}")
+    backend = AUTO if parent.requested in (AUTO, BRIDGE) else parent.requested
+    return Comm(form(backend, parent.device, name, options, store, members.index(parent.rank), len(members)))
+
+
+def form(backend: str, device: str, name: str, options: CommOptions, store: Store, rank: int, size: int) -> Group:
+    """Meet the other ranks and build what this rank needs."""
+    if device.split(":")[0] != "cpu":
+        raise UnsupportedOperation(f"communicator '{name}': device '{device}' is not supported by this version of PolyCCL; use 'cpu'")
+    library = find_library(_local_backend(backend, options))
+    deadline = time.monotonic() + min(options.timeout, 1e9)
+    roster = rendezvous.exchange(store, name, _hello(backend, device, options, library, rank), size, deadline)
+    if backend not in (BRIDGE, AUTO):
+        _require_one_library(roster)
+        islands, labels = [list(range(size))], [backend]
+    else:
+        islands, labels = roster.islands(), roster.labels()
+    build = _Builder(name, device, options, store, rank, roster, library, deadline)
+    if len(islands) == 1:
+        native = build.plain(list(range(size)), roster.group, name)
+        kind = library.name if backend == AUTO else backend
+        return Group(name, rank, size, device, kind, backend, options, library, islands, labels, store, native)
+    native, owned = build.bridge(islands)
+    return Group(name, rank, size, device, BRIDGE, backend, options, library, islands, labels, store, native, owned)
+
+
+def find_library(name: str) -> Library:
+    """The library called ``name``. Raises BackendUnavailable with why it is not there and what to do."""
+    if name == backends.HOST:
+        return Library(name)
+    return Library(name, _native.Backend.load(str(backends.find(name))))
+
+
+def _local_backend(backend: str, options: CommOptions) -> str:
+    """The backend of this rank's island."""
+    if backend not in (BRIDGE, AUTO):
+        return backend
+    named = options.hints.get("local") or environment.text("POLYCCL_LOCAL")
+    if named:
+        return named
+    try:
+        find_library("gloo")
+    except BackendUnavailable:
+        return backends.HOST
+    return "gloo"
+
+
+def _hello(backend: str, device: str, options: CommOptions, library: Library, rank: int) -> Hello:
+    process, address, port = _native.link_address()
+    plan = options.planner_options()
+    joins = backend in (BRIDGE, AUTO)
+    return Hello(
+        rank=rank,
+        abi=_native.ABI,
+        version=__version__,
+        backend=library.name,
+        library_version=library.version,
+        compatibility=library.compatibility,
+        process=process,
+        address=address,
+        port=port,
+        pid=os.getpid(),
+        device=device,
+        island=(options.hints.get("island") or environment.text("POLYCCL_ISLAND")) if joins else "",
+        machine=rendezvous.machine_id() if library.one_machine else "",
+        equal_bits=library.equal_bits,
+        options={
+            "backend": backend,
+            "POLYCCL_CHECK": options.check,
+            "chunk_bytes": plan.chunk_bytes,
+            "latency_bytes": plan.latency_bytes,
+            "scratch_bytes": plan.scratch_bytes,
+            "deterministic": options.hints.get("deterministic", ""),
+            "planner": planner_digest(),
+        },
+    )
+
+
+@cache
+def planner_digest() -> str:
+    """A digest of everything that writes plans: ranks with another would plan otherwise."""
+    digest = hashlib.sha256(__version__.encode())
+    folder = Path(planner.__file__).parent
+    for file in [*sorted(folder.glob("*.py")), folder.parent / "operations.py"]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _require_one_library(roster: Roster) -> None:
+    first = roster.hellos[0]
+    for hello in roster.hellos:
+        if (hello.backend, hello.compatibility) != (first.backend, first.compatibility):
+            raise Mismatch(
+                f"communicator '{roster.name}': {roster.member(0)} has {first.backend} ({first.compatibility or 'any'}) and "
+                f"{roster.member(hello.rank)} {hello.backend} ({hello.compatibility or 'any'}), which are not one library; "
+                'use backend "bridge"'
+            )
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Builds the native communicators of one rank."""
+
+    name: str
+    device: str
+    options: CommOptions
+    store: Store
+    rank: int
+    roster: Roster
+    library: Library
+    deadline: float
+
+    def plain(self, members: Sequence[int], group: int, name: str) -> _native.Communicator:
+        """A communicator of ``members``, all of this rank's library."""
+        position, size = list(members).index(self.rank), len(members)
+        own = None
+        if self.library.plugin is not None and size > 1:
+            own = _native.create_backend_comm(
+                self.library.plugin,
+                position,
+                size,
+                name,
+                "",
+                self.roster.hellos[self.rank].address,
+                PrefixStore(self.store, f"{self.name}/{group:016x}"),
+                max(0.0, self.deadline - time.monotonic()),
+            )
+        topology = Topology.singletons(size)
+        return self._native(members, group, name, [list(range(size))], topology, own)
+
+    def bridge(self, islands: list[list[int]]) -> tuple[_native.Communicator, list[_native.Communicator]]:
+        """The bridge over all ranks, and the two communicators of this rank's island that it owns."""
+        index = next(i for i, members in enumerate(islands) if self.rank in members)
+        mine = islands[index]
+        legs: list[_native.Communicator] = []
+        if len(mine) > 1:
+            for lane in ("pre", "post")[: 2 if self.library.concurrent else 1]:
+                number = int.from_bytes(hashlib.sha256(f"{self.roster.group}/{index}/{lane}".encode()).digest()[:8], "big")
+                legs.append(self.plain(mine, number, f"{self.name}/{self.roster.labels()[index]}/{lane}"))
+        bits = tuple(all(self.roster.hellos[rank].equal_bits for rank in members) for members in islands)
+        topology = Topology(tuple(tuple(members) for members in islands), bits)
+        everyone = list(range(self.roster.size))
+        return self._native(everyone, self.roster.group, self.name, islands, topology, None, legs), legs
+
+    def _native(
+        self,
+        members: Sequence[int],
+        group: int,
+        name: str,
+        islands: list[list[int]],
+        topology: Topology,
+        own: _native.BackendComm | None,
+        legs: Sequence[_native.Communicator] = (),
+    ) -> _native.Communicator:
+        hellos = [self.roster.hellos[rank] for rank in members]
+        descriptions = self.roster.members()
+        return _native.create_communicator(
+            name=name,
+            group=group,
+            rank=list(members).index(self.rank),
+            members=[(hello.process, hello.address, hello.port) for hello in hellos],
+            descriptions=[descriptions[rank] for rank in members],
+            islands=islands,
+            token=self.roster.token,
+            native=own,
+            pre=legs[0] if legs else None,
+            post=legs[-1] if legs else None,
+            overlap=self.library.concurrent,
+            planner=_plan_writer(topology, list(members).index(self.rank), self.options),
+            check=self.options.check,
+            timeout=self.options.timeout,
+            latency_bytes=self.options.planner_options().latency_bytes,
+            window=WINDOW,
+        )
+
+
+def _plan_writer(topology: Topology, rank: int, options: CommOptions) -> Any:
+    """What the executor calls for a plan that it does not have yet."""
+
+    def write(kind: int, dtype: str, reduction: int, root: int, small: bool, strict: bool) -> bytes:
+        request = Request(Kind(kind), dtype, Reduction(reduction), root, small)
+        return planner.plan(request, topology, rank, options.planner_options(strict)).encode()
+
+    return write
+
+
+__all__ = ["AUTO", "BRIDGE", "Group", "Library", "find_library", "form", "new_comm", "split"]
