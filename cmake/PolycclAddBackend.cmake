@@ -19,4 +19,6 @@ function(polyccl_add_backend target)
                LINK_DEPENDS "${_POLYCCL_VERSION_SCRIPT}")
   # Visibility hides what is compiled here; the version script also hides what static libraries bring along.
   target_link_options(${target} PRIVATE "LINKER:--version-script=${_POLYCCL_VERSION_SCRIPT}")
+  # A symbol that nothing defines is an error of this build, not of a user's load.
+  target_link_options(${target} PRIVATE "LINKER:--no-undefined")
 endfunction()
