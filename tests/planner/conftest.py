@@ -12,6 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # planner_cases.py, which the te
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
-settings.register_profile("ci", max_examples=80, deadline=None, derandomize=True, suppress_health_check=SLOW)
+settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=SLOW)
 settings.register_profile("full", max_examples=3000, deadline=None, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -104,18 +104,13 @@ def test_islands_without_a_common_length_meet_by_leaders_or_blocks() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("labels", LAYOUTS)
-def test_scratch_keeps_to_its_bound_and_does_not_grow_with_the_count(labels: str, strict: bool) -> None:
+def test_scratch_keeps_to_its_bound_whatever_the_count(labels: str, strict: bool) -> None:
     topology = Topology.of_labels(labels)
     bounded = Options(scratch_bytes=16 * KIB, deterministic=strict)
     for kind in BOUNDED:
-        if kind is Kind.ALL_TO_ALL_V:
-            continue
-        taken = []
         for count in (4000, 16000):
             case = make_case(request_of(kind, 0), topology, even_counts(kind, topology.size, count), bounded)
-            taken.append(check(case, topology).scratch_bytes)
-        assert taken[1] <= 16 * KIB
-        assert taken[1] <= max(taken[0], 1) or taken[0] < 16 * KIB
+            assert check(case, topology).scratch_bytes <= 16 * KIB
 
 
 @given(data=st.data())

@@ -83,15 +83,17 @@ def all_gather(task: Task) -> tuple[str, Section]:
 
 
 def _gather_own_island(b: SectionBuilder, task: Task) -> Slice:
-    """Gather the island's blocks and copy them to their places; returns the gathered blocks, one after another."""
-    own = (b.input(), b.output(task.rank))
+    """Gather the island's blocks and copy them to their places; returns the gathered blocks, one after another.
+
+    This rank's own block is copied first, so that messages with it need not wait for the island.
+    """
+    b.copy([(b.input(), b.output(task.rank))], task.before)
     if task.alone:
-        b.copy([own], task.before)
         return b.input()
     gathered = b.new_scratch(task.n)
     b.local(Kind.ALL_GATHER, b.input(), gathered)
     rest = [(gathered.part(p, p + 1), b.output(rank)) for p, rank in enumerate(task.island) if rank != task.rank]
-    b.copy([own, *rest], Lane.PRE)
+    b.copy(rest, Lane.PRE)
     return gathered
 
 

@@ -190,16 +190,16 @@ class Task:
         """The unit and the chunk, in elements of a block; None where chunks would have to be too long.
 
         An iteration covers ``blocks`` blocks, cuts a block in places whose denominators divide ``cuts``, and needs at most
-        ``scratch`` times its length of scratch on any rank.
+        ``scratch`` times its length of scratch on any rank. What is never cut has unit 1, and so no tail.
         """
         limit = min(self.options.chunk_bytes // max(1, blocks), self.options.scratch_bytes // max(1, scratch))
         limit //= self.request.item
         if cuts > STRETCH * max(1, limit):
             return None
-        unit = cuts
-        while unit < cuts * ALIGNMENT and 2 * unit <= limit:
-            unit *= 2
-        return unit, max(1, limit // unit) * unit
+        aligned = cuts
+        while aligned < cuts * ALIGNMENT and 2 * aligned <= limit:
+            aligned *= 2
+        return 1 if cuts == 1 else aligned, max(1, limit // aligned) * aligned
 
     def whole(self, blocks: int, scratch: int) -> int:
         """The chunk, in elements of a block, of an algorithm that cuts no block."""
