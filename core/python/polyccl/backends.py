@@ -65,6 +65,13 @@ def build_record() -> dict[str, Any]:
     return {}
 
 
+def abi() -> int:
+    """The number of the plugin ABI that this installation has, major << 16 | minor, from its header."""
+    header = (include_dir() / "polyccl" / "backend.h").read_text(encoding="utf-8")
+    major, minor = (int(re.findall(rf"#define POLYCCL_ABI_{part} (\d+)", header)[0]) for part in ("MAJOR", "MINOR"))
+    return major << 16 | minor
+
+
 def include_dir() -> Path:
     """The folder to add to a compiler's include path for ``polyccl/backend.h``. Raises BackendUnavailable where there is none."""
     return _data("include", "polyccl/backend.h")
@@ -72,18 +79,17 @@ def include_dir() -> Path:
 
 def cmake_dir() -> Path:
     """The folder of PolyCCL's CMake package, for ``polyccl_DIR``. Raises BackendUnavailable where there is none."""
-    return _data("cmake", "polyccl-config.cmake", "PolyCCLConfig.cmake", "polycclConfig.cmake")
+    return _data("cmake", "polycclConfig.cmake")
 
 
-def _data(folder: str, *marks: str) -> Path:
+def _data(folder: str, mark: str) -> Path:
     for base in _package_folders():
-        for place in (base / folder, base / folder / "polyccl", base / "lib" / "cmake" / "polyccl"):
-            if any((place / mark).is_file() for mark in marks):
-                return place
+        if (base / folder / mark).is_file():
+            return base / folder
     source = Path(__file__).resolve().parents[2] / "abi"
-    if folder == "include" and (source / marks[0]).is_file():
+    if folder == "include" and (source / mark).is_file():
         return source
-    raise BackendUnavailable(f"this installation has no {folder} files ({marks[0]}); install PolyCCL from a wheel or from source")
+    raise BackendUnavailable(f"this installation has no {folder} files ({mark}); install PolyCCL from a wheel or from source")
 
 
 @cache
@@ -117,4 +123,4 @@ def _add(files: dict[str, list[Path]], paths: Sequence[Path]) -> None:
             files[match[1]].append(path.resolve())
 
 
-__all__ = ["HOST", "KNOWN", "available", "build_record", "cmake_dir", "find", "include_dir"]
+__all__ = ["HOST", "KNOWN", "abi", "available", "build_record", "cmake_dir", "find", "include_dir"]

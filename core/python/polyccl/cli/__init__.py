@@ -1,0 +1,129 @@
+"""The command line: ``polyccl info``, ``launch``, ``plan``, ``env``, and the paths that a vendor's build needs.
+
+Only this package imports typer and rich; ``import polyccl`` does not.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from .. import backends, environment
+from .._version import __version__
+from ..errors import CommError
+from . import info as _info
+from . import launch as _launch
+from . import plan as _plan
+
+app = typer.Typer(
+    name="polyccl",
+    help="Collectives across vendors: see what is installed, start jobs, look at plans.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def info(as_json: Json = False) -> None:
+    """Show the version, the backends of this installation, and what each can do."""
+    _info.show(as_json)
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: polyccl launch --islands gloo=2,gloo=2 -- python script.py",
+)
+def launch(
+    command: Annotated[
+        list[str], typer.Argument(help="The program of every rank, after --, with its arguments.", metavar="-- COMMAND...")
+    ],
+    islands: Annotated[
+        str,
+        typer.Option("--islands", help="Islands and their numbers of ranks: gloo=2,gloo=2 or nccl=8,host.", metavar="LIST"),
+    ],
+    interleave: Annotated[bool, typer.Option("--interleave", help="Deal ranks round the islands: A B A B.")] = False,
+    check: Annotated[
+        bool | None,
+        typer.Option("--check/--no-check", help="Compare every operation between ranks (POLYCCL_CHECK).", show_default=False),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds that an operation may take (POLYCCL_TIMEOUT).", min=0.001)
+    ] = None,
+    grace: Annotated[
+        float, typer.Option("--grace", help="Seconds that ranks have to end before they are killed.", min=0)
+    ] = _launch.GRACE,
+) -> None:
+    """Start the ranks of a job on this machine, in islands.
+
+    Prints their output line by line, with rank and island. When a rank fails the others are ended, and its exit status is returned.
+    """
+    try:
+        parsed = _launch.parse_islands(islands)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--islands") from None
+    raise typer.Exit(_launch.launch(parsed, command, interleave, check, timeout, grace))
+
+
+@app.command()
+def plan(
+    op: Annotated[str, typer.Option("--op", help="The operation, e.g. all_reduce.")],
+    size: Annotated[str, typer.Option("--bytes", help="Size of the full buffer (of all blocks), e.g. 64KiB or 1GiB.")],
+    islands: Annotated[str, typer.Option("--islands", help="Ranks of each island, e.g. 8,8,4, or each rank's island, e.g. ABAB.")],
+    rank: Annotated[int, typer.Option("--rank", help="Whose plan to list.")] = 0,
+    dtype: Annotated[str, typer.Option("--dtype", help="Type of the elements.")] = "float32",
+    reduction: Annotated[str, typer.Option("--reduction", help="For operations that reduce.")] = "sum",
+    root: Annotated[int, typer.Option("--root", help="For operations with a root.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show a collective's plan, and what it sends between islands against the least that must be sent."""
+    try:
+        _plan.show(op, size, islands, rank, dtype, reduction, root, as_json)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.command()
+def env(as_json: Json = False) -> None:
+    """Show the environment variables: meaning, default, and value where one is set."""
+    if as_json:
+        print(json.dumps(_info.variables(), indent=2))
+    else:
+        _info.show_variables()
+
+
+@app.command("cmake-dir")
+def cmake_dir() -> None:
+    """Print the folder of the CMake package (polyccl_DIR)."""
+    print(backends.cmake_dir())
+
+
+@app.command("include-dir")
+def include_dir() -> None:
+    """Print the folder that holds polyccl/backend.h."""
+    print(backends.include_dir())
+
+
+def main() -> None:
+    """Run the command line; errors of PolyCCL are one line on standard error and exit status 1."""
+    environment.warn_unknown()
+    try:
+        app(prog_name="polyccl")
+    except CommError as error:
+        typer.echo(f"polyccl: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+__all__ = ["app", "main"]
