@@ -134,7 +134,7 @@ def truncating_division(values: Array, ranks: int) -> Array:
     """As C divides. Wide enough that ranks need not fit the dtype."""
     wide = values.astype(np.uint64 if values.dtype.kind == "u" else np.int64)
     divisor = wide.dtype.type(ranks)
-    return ((wide - np.fmod(wide, divisor)) // divisor).astype(values.dtype)
+    return np.asarray(((wide - np.fmod(wide, divisor)) // divisor).astype(values.dtype))
 
 
 # ---- Tables ----
@@ -184,10 +184,13 @@ def test_operands_are_combined_from_left_to_right(dtype: str, big: float) -> Non
 
 
 def test_16_bit_floats_accumulate_in_float32_and_round_once() -> None:
-    halves = [np.float16([2048]), np.float16([1]), np.float16([1])]  # 2049 is not a float16, 2050 is
+    halves = [np.array([2048], np.float16), np.array([1], np.float16), np.array([1], np.float16)]  # 2049 is not a float16, 2050 is
     assert run(halves, "float16", "SUM")[0] == 2050
-    assert run([np.float16([60000]), np.float16([60000]), np.float16([-60000])], "float16", "SUM")[0] == 60000
-    brains = [bfloat16_bits(np.float32([value])) for value in (256, 1, 1)]  # 257 is not a bfloat16, 258 is
+    assert (
+        run([np.array([60000], np.float16), np.array([60000], np.float16), np.array([-60000], np.float16)], "float16", "SUM")[0]
+        == 60000
+    )
+    brains = [bfloat16_bits(np.array([value], np.float32)) for value in (256, 1, 1)]  # 257 is not a bfloat16, 258 is
     assert widen(run(brains, "bfloat16", "SUM"), "bfloat16")[0] == 258
 
 
