@@ -39,8 +39,8 @@ class Hello:
 
     ``abi`` is the ABI number (major << 16 | minor), ``version`` PolyCCL's. ``backend``, ``library_version`` and ``compatibility``
     describe the island's library; ``island`` is the user's label, or ""; ``machine`` is `machine_id` for backends that are bound
-    to one machine, else "". ``equal_bits``: the island's all_reduce gives all ranks the same bits. ``process``, ``address`` and ``port`` are where the link listens (the process's id in hex).
-    ``options`` must be equal on all ranks.
+    to one machine, else "". ``equal_bits`` says that the island's all_reduce gives all of its ranks the same bits. ``process``,
+    ``address`` and ``port`` are where the link listens (the process's id in hex). ``options`` must be equal on all ranks.
     """
 
     rank: int

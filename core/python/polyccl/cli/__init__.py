@@ -13,9 +13,7 @@ import typer
 from .. import backends, environment
 from .._version import __version__
 from ..errors import CommError
-from . import info as _info
-from . import launch as _launch
-from . import plan as _plan
+from . import info, launch, plan
 
 app = typer.Typer(
     name="polyccl",
@@ -36,17 +34,18 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-@app.command()
-def info(as_json: Json = False) -> None:
+@app.command("info")
+def run_info(as_json: Json = False) -> None:
     """Show the version, the backends of this installation, and what each can do."""
-    _info.show(as_json)
+    info.show(as_json)
 
 
 @app.command(
+    "launch",
     context_settings={"allow_interspersed_args": False},
     epilog="Example: polyccl launch --islands gloo=2,gloo=2 -- python script.py",
 )
-def launch(
+def run_launch(
     command: Annotated[
         list[str], typer.Argument(help="The program of every rank, after --, with its arguments.", metavar="-- COMMAND...")
     ],
@@ -64,21 +63,21 @@ def launch(
     ] = None,
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds that ranks have to end before they are killed.", min=0)
-    ] = _launch.GRACE,
+    ] = launch.GRACE,
 ) -> None:
     """Start the ranks of a job on this machine, in islands.
 
     Prints their output line by line, with rank and island. When a rank fails the others are ended, and its exit status is returned.
     """
     try:
-        parsed = _launch.parse_islands(islands)
+        parsed = launch.parse_islands(islands)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--islands") from None
-    raise typer.Exit(_launch.launch(parsed, command, interleave, check, timeout, grace))
+    raise typer.Exit(launch.launch(parsed, command, interleave, check, timeout, grace))
 
 
-@app.command()
-def plan(
+@app.command("plan")
+def run_plan(
     op: Annotated[str, typer.Option("--op", help="The operation, e.g. all_reduce.")],
     size: Annotated[str, typer.Option("--bytes", help="Size of the full buffer (of all blocks), e.g. 64KiB or 1GiB.")],
     islands: Annotated[str, typer.Option("--islands", help="Ranks of each island, e.g. 8,8,4, or each rank's island, e.g. ABAB.")],
@@ -90,28 +89,28 @@ def plan(
 ) -> None:
     """Show a collective's plan, and what it sends between islands against the least that must be sent."""
     try:
-        _plan.show(op, size, islands, rank, dtype, reduction, root, as_json)
+        plan.show(op, size, islands, rank, dtype, reduction, root, as_json)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-@app.command()
-def env(as_json: Json = False) -> None:
+@app.command("env")
+def run_env(as_json: Json = False) -> None:
     """Show the environment variables: meaning, default, and value where one is set."""
     if as_json:
-        print(json.dumps(_info.variables(), indent=2))
+        print(json.dumps(info.variables(), indent=2))
     else:
-        _info.show_variables()
+        info.show_variables()
 
 
 @app.command("cmake-dir")
-def cmake_dir() -> None:
+def run_cmake_dir() -> None:
     """Print the folder of the CMake package (polyccl_DIR)."""
     print(backends.cmake_dir())
 
 
 @app.command("include-dir")
-def include_dir() -> None:
+def run_include_dir() -> None:
     """Print the folder that holds polyccl/backend.h."""
     print(backends.include_dir())
 

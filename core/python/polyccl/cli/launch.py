@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import select
 import selectors
 import shutil
 import signal
@@ -135,7 +136,7 @@ class _Stream:
     """One output of one rank, on its way to the same output of the launcher."""
 
     source: IO[bytes]
-    sink: IO[bytes]
+    sink: int
     prefix: bytes
     partial: bytearray = field(default_factory=bytearray)
 
@@ -202,7 +203,7 @@ class _Job:
         for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             assert source is not None
             os.set_blocking(source.fileno(), False)
-            stream = _Stream(source, sink.buffer, _prefix(number, island.label, colour, sink.isatty()))
+            stream = _Stream(source, sink.fileno(), _prefix(number, island.label, colour, sink.isatty()))
             self._selector.register(source, selectors.EVENT_READ, stream)
 
     def run(self) -> int:
@@ -252,13 +253,18 @@ class _Job:
             self._selector.unregister(stream.source)
             stream.source.close()
 
-    def _write(self, sink: IO[bytes], lines: bytes) -> None:
-        try:
-            sink.write(lines)
-            sink.flush()
-        except BrokenPipeError:  # who read the output has left
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sink.fileno())
-            self._end(128 + signal.SIGPIPE)
+    def _write(self, sink: int, lines: bytes) -> None:
+        """Write all of ``lines``, past Python's buffers: signals come in the middle of long writes here, as a matter of course."""
+        left = memoryview(lines)
+        while left:
+            try:
+                left = left[os.write(sink, left) :]
+            except BlockingIOError:  # inherited in this mode, as from some shells and terminals
+                select.select([], [sink], [])
+            except BrokenPipeError:  # who read the output has left
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sink)
+                self._end(128 + signal.SIGPIPE)
+                return
 
     def _pass_on(self, number: int) -> None:
         again, self._passed_on = self._passed_on is not None, number
@@ -288,7 +294,7 @@ class _Job:
             return
         how = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
         others = "; ending the others" if any(each.status is None for each in self._ranks) else ""
-        self._write(sys.stderr.buffer, f"polyccl launch: rank {rank.number} [{rank.label}] ended with {how}{others}\n".encode())
+        self._write(sys.stderr.fileno(), f"polyccl launch: rank {rank.number} [{rank.label}] ended with {how}{others}\n".encode())
 
     def _end(self, status: int) -> None:
         """The job fails with ``status``, unless it has failed before: end all ranks."""
