@@ -139,7 +139,7 @@ def all_gather_v(task: Task) -> tuple[str, Section]:
 def _all_gather_by_block(task: Task, chunk: int) -> Section:
     """Each block goes to one rail of every other island, chosen by its rank's position, and is broadcast inside each island."""
     b = task.builder(chunk=chunk, ragged=BY_KIND[task.request.kind].ragged)
-    own = b.input(task.block(task.rank))
+    own = b.input()
     b.copy([(own, b.output(task.rank))], task.before)
     if not task.alone:
         for position, rank in enumerate(task.island):
@@ -281,13 +281,13 @@ def _reduce_scatter_by_block(task: Task, chunk: int) -> Section:
             b.local(Kind.REDUCE, operand, held.get(block), root=rail)
     partials = {task.home: held[task.rank]}
     for j in task.others:
-        partials[j] = b.new_scratch(1, task.block(task.rank))
+        partials[j] = b.new_scratch(1, task.rank if b.ragged else 0)
         b.recv(partials[j], task.islands[j][task.position % task.sizes[j]])
     for j in task.others:
         for owner in task.islands[j]:
             if owner in held:
                 b.send(held[owner], owner)
-    b.reduce(b.output(task.block(task.rank)), [partials[j] for j in range(len(task.islands))], task.last_factor)
+    b.reduce(b.output(), [partials[j] for j in range(len(task.islands))], task.last_factor)
     return b.build()
 
 

@@ -54,7 +54,8 @@ def _elements(written: Plan, section: Section, part: Slice, counts: Counts, rank
     if written.kind is Kind.BARRIER:
         length = 1
     elif section.ragged:
-        length = block_counts(counts, rank)[part.block]
+        gathers = written.kind is Kind.ALL_GATHER_V and part.buffer == Buffer.INPUT
+        length = block_counts(counts, rank)[rank if gathers else part.block]
     else:
         if not isinstance(counts, int):
             raise ValueError(f"{written.name} takes one count, not {counts!r}")

@@ -145,12 +145,11 @@ class _Iteration:
         if in_scratch:
             memory, first = self.scratch[part.buffer - Buffer.SCRATCH], 0
         else:
-            side = self._side(part.buffer)
-            memory, first = side[part.block if len(side) > 1 else 0], self.first
+            memory, first = self._block(part), self.first
         if self.section.ragged:
             if part.size != 1 or part.lo.denominator != 1:
                 raise SimulationError(f"{part} is not one whole block, as it must be in a ragged section")
-            length = self._block_length(part)
+            length = max(0, min(self.section.chunk, len(self._block(part)) - self.first))
             begin = int(part.lo) * self.section.chunk if in_scratch else min(first, len(memory))
             end = begin + length
         else:
@@ -159,15 +158,13 @@ class _Iteration:
             raise SimulationError(f"{part} ends at element {end} of {len(memory)}")
         return memory[begin:end]
 
-    def _side(self, buffer: int) -> Sequence[Array]:
-        return (self.call.inputs if buffer == Buffer.INPUT else self.call.outputs)[self.rank]
-
-    def _block_length(self, part: Slice) -> int:
-        """The length in this iteration of a block in a ragged section: that of the side that has blocks."""
-        sides = [self._side(Buffer.INPUT), self._side(Buffer.OUTPUT)]
-        own = sides[part.buffer] if part.buffer < Buffer.SCRATCH else ()
-        blocks = own if len(own) > 1 else max(sides, key=len)
-        return max(0, min(self.section.chunk, len(blocks[part.block]) - self.first))
+    def _block(self, part: Slice) -> Array:
+        """The block of a side that a slice names; for scratch, the block whose length it has, on the side that has blocks."""
+        sides = self.call.inputs[self.rank], self.call.outputs[self.rank]
+        blocks = sides[part.buffer] if part.buffer < Buffer.SCRATCH else max(sides, key=len)
+        if part.block >= len(blocks):
+            raise SimulationError(f"rank {self.rank} has no block {part.block} for {part}")
+        return blocks[part.block]
 
     def name(self, position: int) -> str:
         """How reports call a step."""

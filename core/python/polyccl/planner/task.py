@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from math import lcm
 
-from ..operations import BY_KIND, Kind, Reduction
+from ..operations import Kind, Reduction
 from .plan import Factor, Lane, SectionBuilder, Slice
 from .topology import Topology
 
@@ -173,10 +173,6 @@ class Task:
     def builder(self, unit: int = 1, chunk: int = 0, ragged: bool = False) -> SectionBuilder:
         """An empty section of this task."""
         return SectionBuilder(self.request.kind, self.rank, unit, chunk, ragged)
-
-    def block(self, rank: int) -> int:
-        """The ``block`` of a slice on a side that has one block: whose length it has, where lengths differ."""
-        return rank if BY_KIND[self.request.kind].ragged else 0
 
     def scaled_input(self, b: SectionBuilder, block: int = 0) -> Slice:
         """An operand of the reduction: an input block, or a scratch copy of it that has been scaled."""
