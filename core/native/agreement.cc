@@ -194,6 +194,7 @@ std::string Agreement::difference(const Table& table) const {
   compare("the list of counts", [](const Fingerprint& f) { return "digest " + std::to_string(f.counts_digest); });
   compare("reduction", [](const Fingerprint& f) { return std::string(reduction_name(f.reduction)); });
   compare("the hint 'deterministic'", [](const Fingerprint& f) { return std::string(f.strict != 0 ? "strict" : "unset"); });
+  compare("the form", [](const Fingerprint& f) { return std::string(f.native != 0 ? "one tensor" : "a list of tensors"); });
   compare("root", [](const Fingerprint& f) { return std::to_string(f.root); });
   return text;
 }

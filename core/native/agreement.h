@@ -25,6 +25,8 @@ struct Fingerprint {
   int32_t root = -1;
   uint32_t refused = 0;  // 1: this rank's call was refused before it sent anything
   uint32_t strict = 0;
+  uint32_t native = 0;   // 1: the library does it, which needs one tensor instead of a list on every rank
+  uint32_t reserved = 0;
   bool operator==(const Fingerprint&) const = default;
 
   // Of the fields that must agree for this kind.

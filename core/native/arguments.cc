@@ -274,6 +274,8 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
   c.call.dtype = c.inputs.empty() && c.outputs.empty() ? Dtype{POLYCCL_DTYPE_UINT8} : (c.inputs.empty() ? c.outputs : c.inputs)[0].dtype;
   check_reduction(check, c.call);
   if (total_count(c.inputs) > std::numeric_limits<uint64_t>::max() / 32 / check.size) check.refuse("the tensors are too large");
+  const bool rooted_blocks = row->rooted && (row->input == Shape::kBlocks || row->output == Shape::kBlocks);
+  c.call.lists = rooted_blocks || given.input_list || given.output_list;
   row->ragged ? shape_ragged(check, c, a, given) : shape_equal(check, c, given);
   check_overlap(check, c);
   set_factor(check, c, a.factor);

@@ -318,10 +318,10 @@ void bind_comm(nb::module_& m) {
 
   nb::class_<Communicator>(m, "Communicator", "What polyccl.Comm wraps: all ranks, islands and members are given.")
       .def("issue", &issue, "kind"_a, "input"_a.none(), "output"_a.none(), "reduction"_a, "factor"_a.none(), "peer"_a,
-           "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a.none(), "strict"_a = false)
-      .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a.none())
+           "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a = nb::none(), "strict"_a = false)
+      .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a = nb::none())
       .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
-      .def("finalize", &finalize, "timeout"_a.none())
+      .def("finalize", &finalize, "timeout"_a = nb::none())
       .def_prop_ro("broken", [](const Communicator& c) { return c.failure().has_value(); })
       .def_prop_rw("timeout", [](const Communicator& c) { return static_cast<double>(c.timeout_ns()) / 1e9; },
                    [](Communicator& c, double seconds) { c.set_timeout(seconds > 1e9 ? 0 : static_cast<int64_t>(seconds * 1e9)); })

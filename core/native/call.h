@@ -27,6 +27,7 @@ struct Call {
   Side input, output;
   alignas(16) std::array<std::byte, 16> factor{};  // PREMUL_SUM: one element of dtype
   Deadline deadline = 0;
+  bool lists = false;   // the layout of blocks is this rank's own affair (a list, or at the root alone): no library can be given them
   bool strict = false;  // sum by rank, whatever the size and the islands
 
   Kind kind() const { return row->kind; }

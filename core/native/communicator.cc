@@ -10,15 +10,6 @@ constexpr size_t kCachedPlans = 256;
 constexpr uint16_t kMessageChannel = 2;     // the user's point to point
 constexpr uint16_t kLegMessageChannel = 4;  // fused groups of plans inside an island
 
-// Whether the blocks of a side lie one after another, as libraries want them.
-bool adjacent(const Side& side, const Call& call) {
-  for (size_t i = 1; i < side.blocks.size(); ++i) {
-    const uint64_t before = side.counts.empty() ? call.count : side.counts[i - 1];
-    if (side.blocks[i] != side.blocks[i - 1] + before * call.element()) return false;
-  }
-  return true;
-}
-
 polyccl_op library_op(const Call& call) {
   polyccl_op op{};
   op.struct_size = sizeof op;
@@ -124,7 +115,7 @@ bool Communicator::is_native(Kind kind, Dtype dtype, Reduction reduction) const 
 }
 
 bool Communicator::runs_native(const Call& call) const {
-  return !call.strict && is_native(call.kind(), call.dtype, call.reduction) && adjacent(call.input, call) && adjacent(call.output, call);
+  return !call.strict && !call.lists && is_native(call.kind(), call.dtype, call.reduction);
 }
 
 bool Communicator::native_messages(Dtype dtype) const {
@@ -179,7 +170,9 @@ std::optional<Agreement::Scope> Communicator::agreement_scope() const {
 
 void Communicator::agree(const Call& call, Agreement::Scope scope, const Interrupted& interrupted) {
   try {
-    agreement_->agree(Fingerprint::of(call), scope, call.deadline, interrupted);
+    Fingerprint mine = Fingerprint::of(call);
+    mine.native = runs_native(call) ? 1 : 0;
+    agreement_->agree(mine, scope, call.deadline, interrupted);
   } catch (const InterruptedWait&) {
     throw;
   } catch (const Error& error) {

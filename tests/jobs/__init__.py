@@ -1,0 +1,1 @@
+"""Tests with several processes: every operation, on every shape of islands, with real libraries."""
