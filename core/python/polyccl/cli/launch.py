@@ -254,7 +254,7 @@ class _Job:
             stream.source.close()
 
     def _write(self, sink: int, lines: bytes) -> None:
-        """Write all of ``lines``, past Python's buffers: signals come in the middle of long writes here, as a matter of course."""
+        """Write all of ``lines``: a signal may cut a long write short, and with PYTHONUNBUFFERED Python streams lose the rest."""
         left = memoryview(lines)
         while left:
             try:
