@@ -72,7 +72,10 @@ Call local_call(const Iteration& it, const Step& step, Reduction reduction) {
   call.reduction = call.row->reduces ? reduction : Reduction{POLYCCL_REDUCTION_NONE};
   call.peer = step.root;
   call.deadline = outer.deadline;
-  if (step.kind == POLYCCL_KIND_BARRIER) return call;
+  if (step.kind == POLYCCL_KIND_BARRIER) {
+    call.count = 1;  // a token
+    return call;
+  }
   Piece src{}, dst{};
   if (!step.src.empty()) src = resolve(it, step.src[0]);
   if (!step.dst.empty()) dst = resolve(it, step.dst[0]);
@@ -327,7 +330,7 @@ void Executor::run_step(Iteration& it, const Step& step, Lane lane) {
     case Verb::kLocal: {
       Call leg = local_call(it, step, e.plan->reduction);
       count = leg.count;
-      if (leg.count != 0 || step.kind == POLYCCL_KIND_BARRIER) legs_.local(lane, leg, e.interrupted);
+      if (leg.count != 0) legs_.local(lane, leg, e.interrupted);
       break;
     }
     case Verb::kCopy:
