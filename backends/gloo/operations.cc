@@ -25,7 +25,7 @@ namespace polyccl_gloo {
 namespace {
 
 // Up to this many bytes from each rank in all, one exchange among all ranks beats a ring.
-constexpr size_t kExchangeLimit = size_t{64} << 10;
+constexpr size_t kExchangeLimit = size_t{256} << 10;
 // reduce() works through its data in parts of this size, so that its scratch memory does not grow with the count.
 constexpr size_t kReducePart = size_t{8} << 20;
 

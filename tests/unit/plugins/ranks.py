@@ -20,8 +20,7 @@ from abi import (
     Array, Comm, DirectoryStore, Plugin, PluginError, after, can_reduce, combine, narrow, numpy_dtype,
 )  # fmt: skip
 
-SMALL = (0, 1, 7)
-LARGE = 300_007  # elements: odd, and above 1 MiB in 4 bytes
+LARGE = 300_007  # elements: odd, a ring's business even in bytes, and above 1 MiB in 4 bytes
 
 
 def data(rank: int, count: int, dtype: str, salt: int = 0) -> Array:
@@ -53,6 +52,22 @@ def raises(result: int, call: Callable[[], object]) -> PluginError:
     raise AssertionError(f"wanted result {result}, got success")
 
 
+def reductions() -> Iterator[tuple[str, str, int, bool]]:
+    """Dtype, reduction, count and whether in place: every pair that can be, small; some sums in all sizes."""
+    for dtype in DTYPES:
+        for reduction in REDUCTIONS:
+            if not can_reduce(dtype, reduction):
+                continue
+            yield dtype, reduction, 7, False
+            if reduction == "SUM":
+                yield dtype, reduction, 7, True
+    for dtype in ("int8", "bfloat16", "float32", "int64", "complex128"):  # each size of an element
+        yield dtype, "SUM", LARGE, False
+        yield dtype, "SUM", LARGE, True
+    for count in (0, 1, 5_000_011):
+        yield "float32", "SUM", count, False
+
+
 class Rank:
     """A rank's plugin, store and communicator, with one method for each scenario."""
 
@@ -75,25 +90,18 @@ class Rank:
 
     def collectives(self) -> Iterator[tuple[str, Callable[[], None]]]:
         comm = self.comm()
-        everything = [(dtype, count) for dtype in DTYPES for count in SMALL]
-        everything += [("float32", LARGE), ("uint8", (1 << 20) + 3), ("uint8", (3 << 20) + 1)]
+        everything = [(dtype, 7) for dtype in DTYPES]
+        everything += [("int16", 0), ("int16", 1), ("float32", LARGE), ("uint8", (1 << 20) + 3), ("uint8", (3 << 20) + 1)]
         for kind in ("broadcast", "all_gather", "all_gather_v", "scatter", "gather", "all_to_all", "all_to_all_v", "messages"):
             for dtype, count in everything:
                 for in_place in (False, True) if kind != "messages" else (False,):
                     yield f"{kind}-{dtype}-{count}-{in_place}", lambda k=kind, d=dtype, n=count, p=in_place: getattr(self, k)(comm, d, n, p)
         for kind in ("all_reduce", "reduce"):
-            for dtype in DTYPES:
-                for reduction in REDUCTIONS:
-                    if not can_reduce(dtype, reduction):
-                        continue
-                    counts = [*SMALL, 70_001] if reduction in ("SUM", "MAX", "BXOR") else [7]
-                    counts += [LARGE, 5_000_011] if (dtype, reduction) == ("float32", "SUM") else []
-                    for count in counts:
-                        for in_place in (False, True):
-                            yield (
-                                f"{kind}-{dtype}-{reduction}-{count}-{in_place}",
-                                lambda k=kind, d=dtype, r=reduction, n=count, p=in_place: getattr(self, k)(comm, d, n, p, r),
-                            )
+            for dtype, reduction, count, in_place in reductions():
+                yield (
+                    f"{kind}-{dtype}-{reduction}-{count}-{in_place}",
+                    lambda k=kind, d=dtype, r=reduction, n=count, p=in_place: getattr(self, k)(comm, d, n, p, r),
+                )
         yield "barrier", lambda: comm.run("barrier")
         yield "equal-bits-exchange", lambda: self.equal_bits(comm, 501)
         yield "equal-bits-ring", lambda: self.equal_bits(comm, LARGE)

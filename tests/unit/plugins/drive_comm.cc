@@ -1,0 +1,176 @@
+// Drives the core's BackendComm, which has no Python face, and prints one line for each fact. Links loader.cc alone:
+// the arithmetic that loader.cc offers to plugins is a double here.
+//
+// drive_comm double PLUGIN: what becomes of a plugin's results and of the store's exceptions.
+// drive_comm ranks PLUGIN SIZE: an all_reduce, a send to the next rank and an abort, with SIZE ranks as threads of this
+// process.
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "loader.h"
+#include "reduce.h"
+
+namespace polyccl {
+
+bool can_reduce(Dtype dtype, Reduction reduction) {
+  return dtype == POLYCCL_DTYPE_FLOAT32 && reduction == POLYCCL_REDUCTION_SUM;
+}
+
+void reduce(void* output, std::span<const void* const> operands, size_t n, Dtype, Reduction, const Factor&) {
+  for (size_t i = 0; i < n; ++i) {
+    float sum = 0;
+    for (const void* operand : operands) sum += static_cast<const float*>(operand)[i];
+    static_cast<float*>(output)[i] = sum;
+  }
+}
+
+namespace {
+
+class MemoryStore : public BootstrapStore {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key, Deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, std::chrono::seconds(20), [&] { return values_.count(key) != 0; })) {
+      throw Error(Code::kTimeout, "nobody set " + key);
+    }
+    return values_[key];
+  }
+  bool cancelled() const override { return false; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+class BrokenStore : public MemoryStore {
+ public:
+  explicit BrokenStore(bool known) : known_(known) {}
+  std::string get(const std::string&, Deadline) override {
+    if (known_) throw Error(Code::kPeerLost, "the store's server is gone");
+    throw std::out_of_range("a stranger's exception");
+  }
+
+ private:
+  bool known_;
+};
+
+template <typename Call>
+void report(const std::string& what, Call call) {
+  try {
+    call();
+    std::cout << what << ": ok\n";
+  } catch (const Error& e) {
+    std::cout << what << ": code " << static_cast<int>(e.code()) << ": " << e.what() << "\n";
+  }
+}
+
+CommConfig config_of(int rank, int size) {
+  CommConfig config;
+  config.rank = rank;
+  config.size = size;
+  config.name = "dp";
+  config.interface = "lo";
+  config.deadline = now_ns() + 20'000'000'000;
+  return config;
+}
+
+polyccl_op operation(Kind kind, uint64_t count) {
+  polyccl_op op{};
+  op.struct_size = sizeof op;
+  op.kind = kind;
+  op.dtype = POLYCCL_DTYPE_FLOAT32;
+  op.reduction = POLYCCL_REDUCTION_SUM;
+  op.peer = -1;
+  op.memory = POLYCCL_MEMORY_HOST;
+  op.count = count;
+  return op;
+}
+
+void drive_double(Backend& backend) {
+  MemoryStore store;
+  store.set("greeting", "hello");
+  {
+    BackendComm comm(backend, config_of(0, 1), store);
+    std::cout << "answer: " << store.get("answer", 0) << "\n";
+    for (uint64_t result = 0; result < 9; ++result) {
+      const polyccl_op now = operation(POLYCCL_KIND_BARRIER, result), posted = operation(POLYCCL_KIND_SEND, result);
+      report("inline " + std::to_string(result), [&] { comm.run({&now}, "barrier on communicator 'dp'"); });
+      report("posted " + std::to_string(result), [&] { comm.run({&posted}, "send on communicator 'dp'"); });
+    }
+  }
+  BrokenStore known(true), stranger(false);
+  report("known", [&] { BackendComm comm(backend, config_of(0, 1), known); });
+  report("stranger", [&] { BackendComm comm(backend, config_of(0, 1), stranger); });
+  std::cout << "counts: " << backend.library_version() << "\n";
+}
+
+// One rank. Rank 0 is aborted in a barrier that the others never enter.
+void drive_rank(Backend& backend, MemoryStore& store, int rank, int size, std::string* error) {
+  try {
+    BackendComm comm(backend, config_of(rank, size), store);
+    std::vector<float> input(1000, static_cast<float>(rank + 1)), output(1000);
+    polyccl_op op = operation(POLYCCL_KIND_ALL_REDUCE, input.size());
+    op.input = input.data();
+    op.output = output.data();
+    comm.run({&op}, "all_reduce");
+    for (const float value : output) {
+      if (value != static_cast<float>(size * (size + 1) / 2)) throw Error(Code::kInternal, "a wrong sum");
+    }
+    polyccl_op send = operation(POLYCCL_KIND_SEND, input.size()), receive = operation(POLYCCL_KIND_RECV, input.size());
+    send.input = input.data();
+    send.peer = (rank + 1) % size;
+    receive.output = output.data();
+    receive.peer = (rank + size - 1) % size;
+    comm.run({&send, &receive}, "send and recv");
+    if (output[999] != static_cast<float>((rank + size - 1) % size + 1))
+      throw Error(Code::kInternal, "a wrong message");
+    if (rank == 0) {
+      std::thread other([&] { comm.abort(); });
+      const polyccl_op barrier = operation(POLYCCL_KIND_BARRIER, 0);
+      report("aborted", [&] { comm.run({&barrier}, "barrier"); });
+      other.join();
+      store.set("over", "");
+    }
+    store.get("over", 0);
+  } catch (const std::exception& e) {
+    *error = e.what();
+  }
+}
+
+void drive_ranks(Backend& backend, int size) {
+  MemoryStore store;
+  std::vector<std::string> errors(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back(drive_rank, std::ref(backend), std::ref(store), rank, size,
+                         &errors[static_cast<size_t>(rank)]);
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) std::cout << "rank: " << (error.empty() ? "ok" : error) << "\n";
+}
+
+}  // namespace
+}  // namespace polyccl
+
+int main(int argc, char** argv) {
+  if (argc < 3) return 2;
+  polyccl::Backend& backend = polyccl::Backend::load(argv[2]);
+  if (std::string(argv[1]) == "double") polyccl::drive_double(backend);
+  if (std::string(argv[1]) == "ranks" && argc > 3) polyccl::drive_ranks(backend, std::atoi(argv[3]));
+  return 0;
+}
