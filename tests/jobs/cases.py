@@ -182,7 +182,10 @@ def run_case(comm: Comm, case: Case) -> None:
 def run_cases(comm: Comm, cases: Sequence[Case]) -> int:
     """All of them, one after another; how many."""
     for case in cases:
-        run_case(comm, case)
+        try:
+            run_case(comm, case)
+        except Exception as error:
+            raise AssertionError(f"{case} on rank {comm.get_rank()} of {comm.get_size()}: {type(error).__name__}: {error}") from error
     return len(cases)
 
 
