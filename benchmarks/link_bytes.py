@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import numpy.typing as npt
+
 import polyccl
 from common import bridge, interface_bytes, parser, say
 from polyccl import Kind, Reduction
@@ -98,9 +99,15 @@ def main() -> int:
     topology = Topology(tuple(tuple(ranks) for ranks in comm.islands))
     planner_options = comm.get_options().planner_options()
     mine = next(i for i, ranks in enumerate(comm.islands) if comm.get_rank() in ranks)
-    say(comm, f"islands {[len(ranks) for ranks in comm.islands]}, {arguments.bytes >> 10} KiB, float32. MB out / in of each island.")
+    say(
+        comm, f"islands {[len(ranks) for ranks in comm.islands]}, {arguments.bytes >> 10} KiB, float32. MB out / in of each island."
+    )
     width = 12 * len(comm.islands) + 2
-    say(comm, f"{'operation':18}{'payload':>{width}}{'predicted':>{width}}{'bound':>{width}}" + ("   wire / payload" if arguments.interface else ""))
+    say(
+        comm,
+        f"{'operation':18}{'payload':>{width}}{'predicted':>{width}}{'bound':>{width}}"
+        + ("   wire / payload" if arguments.interface else ""),
+    )
     wrong = 0
     for kind in ORDER:
         call(comm, kind, arguments.bytes // 4)  # connections are made on first use
@@ -131,9 +138,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def wire_shares(
-    comm: polyccl.Comm, mine: int, flows: npt.NDArray[np.int64], reads: tuple[tuple[int, int], tuple[int, int]]
-) -> str:
+def wire_shares(comm: polyccl.Comm, mine: int, flows: npt.NDArray[np.int64], reads: tuple[tuple[int, int], tuple[int, int]]) -> str:
     """Bytes on each island's uplink, over its payload: out / in. ``!`` marks more than the allowance and headers."""
     (rx0, tx0), (rx1, tx1) = reads
     wire = np.zeros((2, flows.shape[1]), np.int64)

@@ -124,7 +124,9 @@ Agreement::Table Agreement::gather_island(const Fingerprint& mine, Exchange& exc
 void Agreement::as_head(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted) {
   Exchange exchange{*this, sequence_, deadline, interrupted};
   Table table = gather_island(mine, exchange);
-  const auto uniform = [](const Table& t) { return std::all_of(t.begin(), t.end(), [&](const auto& f) { return f == t[0]; }); };
+  const auto uniform = [](const Table& t) {
+    return std::all_of(t.begin(), t.end(), [&](const auto& f) { return f == t[0]; });
+  };
   uint64_t differs = uniform(table) && mine.refused == 0 ? 0 : 1;
   if (scope == Scope::kAll && islands_.size() > 1) {
     const Summary own{mine, differs == 0};
@@ -154,7 +156,8 @@ void Agreement::as_head(const Fingerprint& mine, Scope scope, Deadline deadline,
   }
   for (size_t i = 1; i < islands_[island_].size(); ++i) {
     exchange.send(islands_[island_][i], kVerdict, &differs, sizeof differs);
-    if (differs != 0) exchange.send(islands_[island_][i], kWholeTable, whole.data(), whole.size() * sizeof(Fingerprint));
+    if (differs != 0)
+      exchange.send(islands_[island_][i], kWholeTable, whole.data(), whole.size() * sizeof(Fingerprint));
   }
   exchange.wait(call_name(mine));
   if (differs != 0) throw Error(Code::kMismatch, difference(whole));
@@ -193,8 +196,10 @@ std::string Agreement::difference(const Table& table) const {
   compare("count", [](const Fingerprint& f) { return std::to_string(f.count) + " elements"; });
   compare("the list of counts", [](const Fingerprint& f) { return "digest " + std::to_string(f.counts_digest); });
   compare("reduction", [](const Fingerprint& f) { return std::string(reduction_name(f.reduction)); });
-  compare("the hint 'deterministic'", [](const Fingerprint& f) { return std::string(f.strict != 0 ? "strict" : "unset"); });
-  compare("the form", [](const Fingerprint& f) { return std::string(f.native != 0 ? "one tensor" : "a list of tensors"); });
+  compare("the hint 'deterministic'",
+          [](const Fingerprint& f) { return std::string(f.strict != 0 ? "strict" : "unset"); });
+  compare("the form",
+          [](const Fingerprint& f) { return std::string(f.native != 0 ? "one tensor" : "a list of tensors"); });
   compare("root", [](const Fingerprint& f) { return std::to_string(f.root); });
   return text;
 }

@@ -1,8 +1,8 @@
 // Agreement: ranks compare the fields of a call that must be equal, before any of them enters it.
 //
-// A tree over the link: the ranks of an island tell its head (its first rank), the heads tell one another, and each head tells its island
-// the verdict. Where all agree that is one small message each way and one exchange between heads; where they differ, the whole table
-// follows, so that every rank can say who differs.
+// A tree over the link: the ranks of an island tell its head (its first rank), the heads tell one another, and each
+// head tells its island the verdict. Where all agree that is one small message each way and one exchange between heads;
+// where they differ, the whole table follows, so that every rank can say who differs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace polyccl {
 
-// What is compared. Crosses the link as it lies in memory: ranks of a communicator have one byte order (the hello sees to that).
+// What is compared. Crosses the link as it lies in memory: ranks of a communicator have one byte order (the hello sees
+// to that).
 struct Fingerprint {
   uint64_t count = 0;
   uint64_t counts_digest = 0;  // of the counts of a ragged operation
@@ -25,7 +26,7 @@ struct Fingerprint {
   int32_t root = -1;
   uint32_t refused = 0;  // 1: this rank's call was refused before it sent anything
   uint32_t strict = 0;
-  uint32_t native = 0;   // 1: the library does it, which needs one tensor instead of a list on every rank
+  uint32_t native = 0;  // 1: the library does it, which needs one tensor instead of a list on every rank
   uint32_t reserved = 0;
   bool operator==(const Fingerprint&) const = default;
 
@@ -62,7 +63,7 @@ class Agreement {
   const int rank_;
   const std::vector<std::vector<int>> islands_;
   const std::vector<std::string> members_;
-  size_t island_ = 0;   // this rank's
+  size_t island_ = 0;  // this rank's
   uint64_t sequence_ = 0;
 };
 

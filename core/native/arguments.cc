@@ -49,7 +49,8 @@ void check_root(const Check& check, int peer) {
   if (!check.row.rooted && !to_peer) return;
   const std::string what = to_peer ? (check.row.kind == POLYCCL_KIND_SEND ? "dst" : "src") : "root";
   if (peer < 0 || static_cast<size_t>(peer) >= check.size) {
-    check.refuse(what + " must be a rank from 0 to " + std::to_string(check.size - 1) + ", and is " + std::to_string(peer));
+    check.refuse(what + " must be a rank from 0 to " + std::to_string(check.size - 1) + ", and is " +
+                 std::to_string(peer));
   }
   if (to_peer && peer == check.comm.rank()) check.refuse(what + " is this rank itself; copy the tensor instead");
 }
@@ -95,7 +96,8 @@ void set_factor(const Check& check, CheckedCall& c, nb::handle factor) {
 }
 
 uint64_t total_count(const std::vector<Tensor>& tensors) {
-  return std::accumulate(tensors.begin(), tensors.end(), uint64_t{0}, [](uint64_t n, const Tensor& t) { return n + t.count; });
+  return std::accumulate(tensors.begin(), tensors.end(), uint64_t{0},
+                         [](uint64_t n, const Tensor& t) { return n + t.count; });
 }
 
 Side one_block(const Tensor& t) { return {{static_cast<char*>(t.data)}, {}}; }
@@ -104,18 +106,20 @@ Side one_block(const Tensor& t) { return {{static_cast<char*>(t.data)}, {}}; }
 Side equal_blocks(const Check& check, const std::vector<Tensor>& tensors, bool list, uint64_t count, const char* what) {
   const std::string n = std::to_string(check.size);
   if (list && tensors.size() != check.size) {
-    check.refuse(std::string(what) + " must list one tensor for each of the " + n + " ranks, and has " + std::to_string(tensors.size()));
+    check.refuse(std::string(what) + " must list one tensor for each of the " + n + " ranks, and has " +
+                 std::to_string(tensors.size()));
   }
   if (!list && tensors[0].count != count * check.size) {
     check.refuse(std::string(what) + " must have " + n + " times " + std::to_string(count) + " elements, and has " +
                  std::to_string(tensors[0].count));
   }
-  if (!list) return {adjacent_blocks(static_cast<char*>(tensors[0].data), check.size, count * dtype_size(tensors[0].dtype)), {}};
+  if (!list)
+    return {adjacent_blocks(static_cast<char*>(tensors[0].data), check.size, count * dtype_size(tensors[0].dtype)), {}};
   Side side;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].count != count) {
-      check.refuse(std::string(what) + " " + std::to_string(i) + " must have " + std::to_string(count) + " elements, and has " +
-                   std::to_string(tensors[i].count));
+      check.refuse(std::string(what) + " " + std::to_string(i) + " must have " + std::to_string(count) +
+                   " elements, and has " + std::to_string(tensors[i].count));
     }
     side.blocks.push_back(static_cast<char*>(tensors[i].data));
   }
@@ -135,19 +139,23 @@ Side ragged_blocks(const Check& check, const std::vector<Tensor>& tensors, bool 
     }
     return side;
   }
-  if (!splits || splits->size() != check.size) check.refuse(name + " needs split sizes, one for each of the " + std::to_string(check.size) + " ranks");
+  if (!splits || splits->size() != check.size)
+    check.refuse(name + " needs split sizes, one for each of the " + std::to_string(check.size) + " ranks");
   const Tensor& t = tensors[0];
   const uint64_t row = t.rows > 0 ? t.count / static_cast<uint64_t>(t.rows) : 0;
   int64_t rows = 0;
   for (int64_t split : *splits) {
     if (split < 0 || split > t.rows - rows) {
-      check.refuse("the split sizes of " + name + " must be at least 0 and add up to its " + std::to_string(t.rows) + " rows");
+      check.refuse("the split sizes of " + name + " must be at least 0 and add up to its " + std::to_string(t.rows) +
+                   " rows");
     }
     side.blocks.push_back(static_cast<char*>(t.data) + static_cast<uint64_t>(rows) * row * dtype_size(t.dtype));
     side.counts.push_back(static_cast<uint64_t>(split) * row);
     rows += split;
   }
-  if (rows != t.rows) check.refuse("the split sizes of " + name + " add up to " + std::to_string(rows) + ", but it has " + std::to_string(t.rows) + " rows");
+  if (rows != t.rows)
+    check.refuse("the split sizes of " + name + " add up to " + std::to_string(rows) + ", but it has " +
+                 std::to_string(t.rows) + " rows");
   return side;
 }
 
@@ -158,15 +166,19 @@ struct Given {
 void shape_ragged(const Check& check, CheckedCall& c, const Arguments& a, Given given) {
   Call& call = c.call;
   const auto me = static_cast<size_t>(check.comm.rank());
-  if (check.row.input == Shape::kBlocks) call.input = ragged_blocks(check, c.inputs, given.input_list, a.input_splits, "input");
-  if (check.row.output == Shape::kBlocks) call.output = ragged_blocks(check, c.outputs, given.output_list, a.output_splits, "output");
+  if (check.row.input == Shape::kBlocks)
+    call.input = ragged_blocks(check, c.inputs, given.input_list, a.input_splits, "input");
+  if (check.row.output == Shape::kBlocks)
+    call.output = ragged_blocks(check, c.outputs, given.output_list, a.output_splits, "output");
   if (check.row.input == Shape::kOne) {
     call.input = {{static_cast<char*>(c.inputs[0].data)}, {c.inputs[0].count}};
-    if (call.input.counts[0] != call.output.counts[me]) check.refuse("the input must be as long as output " + std::to_string(me));
+    if (call.input.counts[0] != call.output.counts[me])
+      check.refuse("the input must be as long as output " + std::to_string(me));
   }
   if (check.row.output == Shape::kOne) {
     call.output = {{static_cast<char*>(c.outputs[0].data)}, {c.outputs[0].count}};
-    if (call.output.counts[0] != call.input.counts[me]) check.refuse("the output must be as long as input " + std::to_string(me));
+    if (call.output.counts[0] != call.input.counts[me])
+      check.refuse("the output must be as long as input " + std::to_string(me));
   }
   if (call.kind() == POLYCCL_KIND_ALL_TO_ALL_V && call.input.counts[me] != call.output.counts[me]) {
     check.refuse("the block that stays on this rank has unlike lengths in input and output");
@@ -182,8 +194,8 @@ void shape_equal(const Check& check, CheckedCall& c, Given given) {
   const auto block_of = [&](const std::vector<Tensor>& tensors, bool list, const char* what) {
     if (list) return tensors.empty() ? uint64_t{0} : tensors[0].count;
     if (tensors[0].count % check.size != 0) {
-      check.refuse(std::string(what) + " has " + std::to_string(tensors[0].count) + " elements, which do not divide among " +
-                   std::to_string(check.size) + " ranks");
+      check.refuse(std::string(what) + " has " + std::to_string(tensors[0].count) +
+                   " elements, which do not divide among " + std::to_string(check.size) + " ranks");
     }
     return tensors[0].count / check.size;
   };
@@ -195,10 +207,12 @@ void shape_equal(const Check& check, CheckedCall& c, Given given) {
     call.count = block_of(c.inputs, given.input_list, "input");
   }
   if (!c.inputs.empty()) {
-    call.input = row.input == Shape::kOne ? one_block(c.inputs[0]) : equal_blocks(check, c.inputs, given.input_list, call.count, "input");
+    call.input = row.input == Shape::kOne ? one_block(c.inputs[0])
+                                          : equal_blocks(check, c.inputs, given.input_list, call.count, "input");
   }
   if (c.outputs.empty()) return;
-  call.output = row.output == Shape::kOne ? one_block(c.outputs[0]) : equal_blocks(check, c.outputs, given.output_list, call.count, "output");
+  call.output = row.output == Shape::kOne ? one_block(c.outputs[0])
+                                          : equal_blocks(check, c.outputs, given.output_list, call.count, "output");
   if (row.output == Shape::kOne && c.outputs[0].count != call.count) {
     check.refuse("input and output must have equally many elements, and have " + std::to_string(call.count) + " and " +
                  std::to_string(c.outputs[0].count));
@@ -224,7 +238,8 @@ bool in_place(const Call& call, int rank) {
   const auto me = static_cast<size_t>(rank);
   const Shape input = call.row->input, output = call.row->output;
   if (input == output) return input == Shape::kOne && call.input.blocks[0] == call.output.blocks[0];
-  return input == Shape::kOne ? call.input.blocks[0] == call.output.blocks[me] : call.output.blocks[0] == call.input.blocks[me];
+  return input == Shape::kOne ? call.input.blocks[0] == call.output.blocks[me]
+                              : call.output.blocks[0] == call.input.blocks[me];
 }
 
 void check_overlap(const Check& check, const CheckedCall& c) {
@@ -234,7 +249,8 @@ void check_overlap(const Check& check, const CheckedCall& c) {
   }
   if (c.call.input.empty() || c.call.output.empty() || in_place(c.call, check.comm.rank())) return;
   for (const Range& in : ranges(c.inputs)) {
-    auto after = std::upper_bound(outputs.begin(), outputs.end(), in.begin, [](const char* p, const Range& r) { return p < r.end; });
+    auto after = std::upper_bound(outputs.begin(), outputs.end(), in.begin,
+                                  [](const char* p, const Range& r) { return p < r.end; });
     if (after != outputs.end() && after->begin < in.end) {
       check.refuse("input and output overlap in part; give the in-place layout exactly, or separate memory");
     }
@@ -245,7 +261,9 @@ void check_overlap(const Check& check, const CheckedCall& c) {
 
 CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
   const Operation* row = find_operation(a.kind);
-  if (row == nullptr) throw Error(Code::kUnsupportedOperation, comm.where("operation " + std::to_string(a.kind)) + ": there is no such kind");
+  if (row == nullptr)
+    throw Error(Code::kUnsupportedOperation,
+                comm.where("operation " + std::to_string(a.kind)) + ": there is no such kind");
   const Check check{comm, *row, static_cast<size_t>(comm.size())};
   check_root(check, a.peer);
   CheckedCall c;
@@ -265,15 +283,19 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
     c.inputs = take(check, a.input, Access::kRead, "input");
   }
   const Given given{!a.input.is_none() && is_list(a.input), !a.output.is_none() && is_list(a.output)};
-  const bool lacks = (reads && c.inputs.empty() && !given.input_list) || (writes && c.outputs.empty() && !given.output_list);
+  const bool lacks =
+      (reads && c.inputs.empty() && !given.input_list) || (writes && c.outputs.empty() && !given.output_list);
   if (lacks) check.refuse("this rank must give " + std::string(reads && c.inputs.empty() ? "an input" : "an output"));
-  if ((given.input_list && row->input == Shape::kOne && reads) || (given.output_list && row->output == Shape::kOne && writes)) {
+  if ((given.input_list && row->input == Shape::kOne && reads) ||
+      (given.output_list && row->output == Shape::kOne && writes)) {
     check.refuse("one tensor is wanted where a list was given");
   }
   check_tensors(check, c);
-  c.call.dtype = c.inputs.empty() && c.outputs.empty() ? Dtype{POLYCCL_DTYPE_UINT8} : (c.inputs.empty() ? c.outputs : c.inputs)[0].dtype;
+  c.call.dtype = c.inputs.empty() && c.outputs.empty() ? Dtype{POLYCCL_DTYPE_UINT8}
+                                                       : (c.inputs.empty() ? c.outputs : c.inputs)[0].dtype;
   check_reduction(check, c.call);
-  if (total_count(c.inputs) > std::numeric_limits<uint64_t>::max() / 32 / check.size) check.refuse("the tensors are too large");
+  if (total_count(c.inputs) > std::numeric_limits<uint64_t>::max() / 32 / check.size)
+    check.refuse("the tensors are too large");
   const bool rooted_blocks = row->rooted && (row->input == Shape::kBlocks || row->output == Shape::kBlocks);
   c.call.lists = rooted_blocks || given.input_list || given.output_list;
   row->ragged ? shape_ragged(check, c, a, given) : shape_equal(check, c, given);

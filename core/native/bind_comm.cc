@@ -83,9 +83,11 @@ CheckedCall checked(Communicator& comm, const Arguments& arguments) {
 
 std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb::handle output, Reduction reduction,
                             nb::handle factor, int peer, std::optional<std::vector<int64_t>> input_splits,
-                            std::optional<std::vector<int64_t>> output_splits, bool async, Seconds timeout, bool strict) {
+                            std::optional<std::vector<int64_t>> output_splits, bool async, Seconds timeout,
+                            bool strict) {
   const Deadline deadline = deadline_of(comm, timeout);
-  CheckedCall c = checked(comm, {kind, input, output, reduction, factor, peer, std::move(input_splits), std::move(output_splits)});
+  CheckedCall c =
+      checked(comm, {kind, input, output, reduction, factor, peer, std::move(input_splits), std::move(output_splits)});
   c.call.deadline = deadline;
   c.call.strict = strict;
   std::shared_ptr<Work> work;
@@ -102,15 +104,22 @@ std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb:
 // A batch's operations: (sends, tensor, peer).
 using BatchItem = std::tuple<bool, nb::object, int>;
 
-std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchItem>& items, bool async, Seconds timeout) {
+std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchItem>& items, bool async,
+                                  Seconds timeout) {
   const Deadline deadline = deadline_of(comm, timeout);
   if (items.empty()) throw Error(Code::kInvalidArgument, comm.where("batch") + ": there is nothing to issue");
   std::vector<Call> calls;
   Objects owners;
   for (const auto& [sends, tensor, peer] : items) {
     const nb::object none = nb::none();
-    CheckedCall c = checked(comm, {sends ? Kind{POLYCCL_KIND_SEND} : Kind{POLYCCL_KIND_RECV}, sends ? tensor : none,
-                                   sends ? none : tensor, 0, none, peer, {}, {}});
+    CheckedCall c = checked(comm, {sends ? Kind{POLYCCL_KIND_SEND} : Kind{POLYCCL_KIND_RECV},
+                                   sends ? tensor : none,
+                                   sends ? none : tensor,
+                                   0,
+                                   none,
+                                   peer,
+                                   {},
+                                   {}});
     c.call.deadline = deadline;
     for (auto* side : {&c.inputs, &c.outputs}) {
       for (Tensor& t : *side) owners.push_back(t.owner);
@@ -174,7 +183,8 @@ class PythonStore : public BootstrapStore {
       f();
     } catch (const nb::python_error& error) {
       const bool late = error.matches(PyExc_TimeoutError);
-      throw Error(late ? Code::kTimeout : Code::kInternal, std::string("the store failed: ") + nb::str(error.value()).c_str());
+      throw Error(late ? Code::kTimeout : Code::kInternal,
+                  std::string("the store failed: ") + nb::str(error.value()).c_str());
     }
   }
 
@@ -182,8 +192,8 @@ class PythonStore : public BootstrapStore {
 };
 
 std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int size, const std::string& name,
-                                                 const std::string& interface, const std::string& address, nb::object store,
-                                                 double timeout) {
+                                                 const std::string& interface, const std::string& address,
+                                                 nb::object store, double timeout) {
   PythonStore python_store(store);
   CommConfig config;
   config.rank = rank;
@@ -214,8 +224,9 @@ using Member = std::tuple<std::string, std::string, uint16_t>;  // process, host
 std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank, const std::vector<Member>& members,
                                      std::vector<std::string> descriptions, std::vector<std::vector<int>> islands,
                                      std::string token, std::shared_ptr<BackendComm> native,
-                                     std::shared_ptr<Communicator> pre, std::shared_ptr<Communicator> post, bool overlap,
-                                     nb::object planner, bool check, double timeout, uint64_t latency_bytes, int window) {
+                                     std::shared_ptr<Communicator> pre, std::shared_ptr<Communicator> post,
+                                     bool overlap, nb::object planner, bool check, double timeout,
+                                     uint64_t latency_bytes, int window) {
   CommunicatorConfig config;
   config.name = std::move(name);
   config.group = group;
@@ -232,11 +243,14 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
   config.timeout_ns = timeout > 1e9 ? 0 : static_cast<int64_t>(timeout * 1e9);
   config.latency_bytes = latency_bytes;
   config.window = window;
-  // Threads of the communicator may need the GIL (for a plan, to let go of tensors): whoever destroys it must not hold it.
+  // Threads of the communicator may need the GIL (for a plan, to let go of tensors): whoever destroys it must not hold
+  // it.
   nb::gil_scoped_release release;
   return {new Communicator(std::move(config)), [](Communicator* comm) {
-            if (!Py_IsInitialized()) return;  // the process is ending, and its threads cannot have the GIL any more
-            nb::gil_scoped_acquire locked;    // with or without it before
+            // At the interpreter's end the communicator's threads cannot have the GIL any more; a forked child has no
+            // such threads.
+            if (!Py_IsInitialized() || comm->inherited()) return;
+            nb::gil_scoped_acquire locked;  // with or without it before
             nb::gil_scoped_release unlocked;
             delete comm;
           }};
@@ -264,9 +278,11 @@ void wait(Work& work, Seconds timeout) {
 void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation that was issued.")
       .def("wait", &wait, "timeout"_a = nb::none(),
-           "Block until the operation is done; raise its error. With `timeout` (seconds), raise CommTimeout after it; the operation "
+           "Block until the operation is done; raise its error. With `timeout` (seconds), raise CommTimeout after it; "
+           "the operation "
            "then goes on.")
-      .def("wait_blocking", [](Work& w) { wait(w, {}); }, "As wait(), for operations of devices too.")
+      .def(
+          "wait_blocking", [](Work& w) { wait(w, {}); }, "As wait(), for operations of devices too.")
       .def("is_completed", &Work::done, "True once the operation is done, with or without an error. Does not block.")
       .def("exception", &error_of, "The operation's error, or None. Does not block.")
       .def(
@@ -286,7 +302,8 @@ void bind_work(nb::module_& m) {
           },
           "callback"_a, "Call `callback()` once the operation is done: at once, or from the thread that completes it.")
       .def("__repr__", [](const Work& w) {
-        return "<polyccl Work: " + w.description() + (w.done() ? (w.error() ? ", failed>" : ", done>") : ", on its way>");
+        return "<polyccl Work: " + w.description() +
+               (w.done() ? (w.error() ? ", failed>" : ", done>") : ", on its way>");
       });
 }
 
@@ -299,8 +316,8 @@ void finalize(Communicator& comm, Seconds timeout) {
 nb::list take_trace(Communicator& comm) {
   nb::list events;
   for (const TraceEvent& e : comm.trace().take()) {
-    events.append(nb::make_tuple(e.sequence, e.chunk, static_cast<int>(e.lane), static_cast<int>(e.verb), e.kind, e.peer, e.bytes,
-                                 e.begin, e.end));
+    events.append(nb::make_tuple(e.sequence, e.chunk, static_cast<int>(e.lane), static_cast<int>(e.verb), e.kind,
+                                 e.peer, e.bytes, e.begin, e.end));
   }
   return events;
 }
@@ -310,28 +327,36 @@ nb::list take_trace(Communicator& comm) {
 void bind_comm(nb::module_& m) {
   bind_work(m);
   m.attr("ABI") = POLYCCL_ABI;
-  m.def("link_address", &link_address, "Where this process's link listens: (process id in hex, host, port). Starts the link.");
+  m.def("link_address", &link_address,
+        "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<BackendComm>(m, "BackendComm", "A communicator of a backend's library.")
       .def("abort", &BackendComm::abort, nb::call_guard<nb::gil_scoped_release>());
-  m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "name"_a, "interface"_a, "address"_a, "store"_a,
-        "timeout"_a, "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` seconds.");
+  m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "name"_a, "interface"_a,
+        "address"_a, "store"_a, "timeout"_a,
+        "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` "
+        "seconds.");
 
   nb::class_<Communicator>(m, "Communicator", "What polyccl.Comm wraps: all ranks, islands and members are given.")
       .def("issue", &issue, "kind"_a, "input"_a.none(), "output"_a.none(), "reduction"_a, "factor"_a.none(), "peer"_a,
-           "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a = nb::none(), "strict"_a = false)
+           "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a = nb::none(),
+           "strict"_a = false)
       .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a = nb::none())
       .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("finalize", &finalize, "timeout"_a = nb::none())
       .def_prop_ro("broken", [](const Communicator& c) { return c.failure().has_value(); })
-      .def_prop_rw("timeout", [](const Communicator& c) { return static_cast<double>(c.timeout_ns()) / 1e9; },
-                   [](Communicator& c, double seconds) { c.set_timeout(seconds > 1e9 ? 0 : static_cast<int64_t>(seconds * 1e9)); })
+      .def_prop_rw(
+          "timeout", [](const Communicator& c) { return static_cast<double>(c.timeout_ns()) / 1e9; },
+          [](Communicator& c, double seconds) {
+            c.set_timeout(seconds > 1e9 ? 0 : static_cast<int64_t>(seconds * 1e9));
+          })
       .def("is_native", &Communicator::is_native, "kind"_a, "dtype"_a, "reduction"_a)
       .def("payload_sent", &Communicator::payload_sent)
-      .def("trace", [](Communicator& c, bool on) { c.trace().enable(on); }, "on"_a)
+      .def(
+          "trace", [](Communicator& c, bool on) { c.trace().enable(on); }, "on"_a)
       .def("take_trace", &take_trace);
-  m.def("create_communicator", &create, "name"_a, "group"_a, "rank"_a, "members"_a, "descriptions"_a, "islands"_a, "token"_a,
-        "native"_a.none(), "pre"_a.none(), "post"_a.none(), "overlap"_a, "planner"_a, "check"_a, "timeout"_a, "latency_bytes"_a,
-        "window"_a);
+  m.def("create_communicator", &create, "name"_a, "group"_a, "rank"_a, "members"_a, "descriptions"_a, "islands"_a,
+        "token"_a, "native"_a.none(), "pre"_a.none(), "post"_a.none(), "overlap"_a, "planner"_a, "check"_a, "timeout"_a,
+        "latency_bytes"_a, "window"_a);
 }
 
 }  // namespace polyccl

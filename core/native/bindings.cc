@@ -1,7 +1,8 @@
 // The native module: joins the parts, and turns the core's errors into Python's classes.
+#include "bindings.h"
+
 #include <nanobind/nanobind.h>
 
-#include "bindings.h"
 #include "executor.h"
 
 namespace polyccl {
@@ -15,14 +16,22 @@ void bind_link(nb::module_& m);
 
 const char* error_class(Code code) {
   switch (code) {
-    case Code::kInvalidArgument: return "InvalidArgument";
-    case Code::kBackendUnavailable: return "BackendUnavailable";
-    case Code::kUnsupportedOperation: return "UnsupportedOperation";
-    case Code::kTimeout: return "CommTimeout";
-    case Code::kPeerLost: return "PeerLost";
-    case Code::kAborted: return "Aborted";
-    case Code::kMismatch: return "Mismatch";
-    case Code::kInternal: break;
+    case Code::kInvalidArgument:
+      return "InvalidArgument";
+    case Code::kBackendUnavailable:
+      return "BackendUnavailable";
+    case Code::kUnsupportedOperation:
+      return "UnsupportedOperation";
+    case Code::kTimeout:
+      return "CommTimeout";
+    case Code::kPeerLost:
+      return "PeerLost";
+    case Code::kAborted:
+      return "Aborted";
+    case Code::kMismatch:
+      return "Mismatch";
+    case Code::kInternal:
+      break;
   }
   return "CommError";
 }

@@ -13,8 +13,8 @@ namespace polyccl {
 
 // One side (input or output) of a call on this rank. `blocks` is empty where this rank has no such side.
 struct Side {
-  std::vector<char*> blocks;      // one, or one for each rank
-  std::vector<uint64_t> counts;   // ragged calls: elements of each block
+  std::vector<char*> blocks;     // one, or one for each rank
+  std::vector<uint64_t> counts;  // ragged calls: elements of each block
   bool empty() const { return blocks.empty(); }
 };
 
@@ -27,7 +27,8 @@ struct Call {
   Side input, output;
   alignas(16) std::array<std::byte, 16> factor{};  // PREMUL_SUM: one element of dtype
   Deadline deadline = 0;
-  bool lists = false;   // the layout of blocks is this rank's own affair (a list, or at the root alone): no library can be given them
+  bool lists = false;   // the layout of blocks is this rank's own affair (a list, or at the root alone): no library can
+                        // be given them
   bool strict = false;  // sum by rank, whatever the size and the islands
 
   Kind kind() const { return row->kind; }

@@ -49,13 +49,34 @@ Communicator::Communicator(CommunicatorConfig config)
   for (const auto& island : config_.islands) {
     for (size_t i = 0; i < island.size(); ++i) island_rank_[static_cast<size_t>(island[i])] = static_cast<int>(i);
   }
-  group_ = Link::instance().create_group(config_.group, config_.rank, config_.members, config_.descriptions, config_.token);
+  group_ =
+      Link::instance().create_group(config_.group, config_.rank, config_.members, config_.descriptions, config_.token);
   agreement_ = std::make_unique<Agreement>(*group_, config_.group, config_.rank, config_.islands, config_.descriptions);
-  executor_ = std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.group, size(), config_.window, trace_);
+  executor_ =
+      std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.group, size(), config_.window, trace_);
   // The link may not be blocked, and ending a library's calls may take a while.
-  group_->on_failure([this](const Error& error) {
-    reaper_ = std::thread([this, error] { fail(error, true); });
+  group_->on_failure([this](const Error& error) { reaper_ = std::thread([this, error] { fail(error, true); }); });
+  group_->on_late_mismatch([this](int, const Tag& tag, const Error& error) {
+    // Whoever receives a user's message raises; the sender has returned long since. A plan's message breaks the
+    // operation.
+    if (tag.channel != kMessageChannel) fail(error, true);
   });
+  group_->connect(neighbours());
+}
+
+// Whose loss this rank watches for: a tree. Ranks watch their island's head, heads one another and their islands.
+std::vector<int> Communicator::neighbours() const {
+  std::vector<int> ranks;
+  for (const auto& island : config_.islands) {
+    const bool mine = std::find(island.begin(), island.end(), rank()) != island.end();
+    const bool head = island.front() == rank();
+    if (head) ranks.insert(ranks.end(), island.begin() + 1, island.end());
+    if (mine && !head) return {island.front()};
+  }
+  for (const auto& island : config_.islands) {
+    if (island.front() != rank()) ranks.push_back(island.front());
+  }
+  return ranks;
 }
 
 Communicator::~Communicator() {
@@ -68,7 +89,8 @@ Communicator::~Communicator() {
 }
 
 std::string Communicator::where(const std::string& operation) const {
-  return operation + " on communicator '" + config_.name + "' (" + member(rank()) + " of " + std::to_string(size()) + ")";
+  return operation + " on communicator '" + config_.name + "' (" + member(rank()) + " of " + std::to_string(size()) +
+         ")";
 }
 
 Error Communicator::located(const Error& error, const std::string& operation) const {
@@ -99,19 +121,23 @@ Error Communicator::fail(const Error& error, bool tell) {
   return error;
 }
 
-void Communicator::abort() {
-  fail(Error(Code::kAborted, member(rank()) + " aborted the communicator"), true);
-}
+void Communicator::abort() { fail(Error(Code::kAborted, member(rank()) + " aborted the communicator"), true); }
 
 void Communicator::require_usable(const std::string& operation) const {
-  if (finalized_) throw Error(Code::kInvalidArgument, where(operation) + ": the communicator was finalized; create a new one");
+  if (inherited()) {
+    throw Error(Code::kInternal, where(operation) + ": communicators do not survive fork(); create one in the child");
+  }
+  if (finalized_)
+    throw Error(Code::kInvalidArgument, where(operation) + ": the communicator was finalized; create a new one");
   if (auto error = failure()) {
-    throw Error(error->code(), where(operation) + ": the communicator is broken: " + error->what() + ". Create a new one");
+    throw Error(error->code(),
+                where(operation) + ": the communicator is broken: " + error->what() + ". Create a new one");
   }
 }
 
 bool Communicator::is_native(Kind kind, Dtype dtype, Reduction reduction) const {
-  return config_.native && (config_.native->backend().supports(kind, dtype, reduction, POLYCCL_MEMORY_HOST) & POLYCCL_CAN) != 0;
+  return config_.native &&
+         (config_.native->backend().supports(kind, dtype, reduction, POLYCCL_MEMORY_HOST) & POLYCCL_CAN) != 0;
 }
 
 bool Communicator::runs_native(const Call& call) const {
@@ -252,7 +278,8 @@ void Communicator::await(Work& work, const Interrupted& interrupted) {
   if (auto error = work.error()) throw located(*error, work.description());
 }
 
-// ---- point to point -------------------------------------------------------------------------------------------------------------
+// ---- point to point
+// -------------------------------------------------------------------------------------------------------------
 
 // Messages need no slots and no order among operations: a plan made here carries them, its tags count messages by pair.
 std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> calls) {
@@ -318,7 +345,8 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
   return nullptr;
 }
 
-// ---- legs of a bridge's plans ---------------------------------------------------------------------------------------------------
+// ---- legs of a bridge's plans
+// ---------------------------------------------------------------------------------------------------
 
 void Communicator::local(Lane lane, const Call& call, const Interrupted& interrupted) {
   config_.island[lane == Lane::kPost ? 1 : 0]->run_leg(call, interrupted);
@@ -370,7 +398,8 @@ void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtyp
   config_.native->run(pointers, "a group of messages");
 }
 
-// ---- the end --------------------------------------------------------------------------------------------------------------------
+// ---- the end
+// --------------------------------------------------------------------------------------------------------------------
 
 void Communicator::announce_refusal() {
   if (!config_.check || size() == 1 || broken_ || finalized_) return;

@@ -1,8 +1,11 @@
 // The communicator: an ordered group of ranks on one backend, or on a bridge.
 //
-// It decides how a call runs: by the library (native), by a plan over messages (what the library lacks, and everything on `host`), or by a
-// plan over islands (a bridge, which owns two communicators of its island: one for each local lane).
+// It decides how a call runs: by the library (native), by a plan over messages (what the library lacks, and everything
+// on `host`), or by a plan over islands (a bridge, which owns two communicators of its island: one for each local
+// lane).
 #pragma once
+
+#include <unistd.h>
 
 #include <array>
 #include <functional>
@@ -42,17 +45,18 @@ struct CommunicatorConfig {
   uint64_t group = 0;  // names the communicator on the link, the same on all ranks
   int rank = 0;
   std::vector<LinkAddress> members;
-  std::vector<std::string> descriptions;   // of members, for error texts
-  std::vector<std::vector<int>> islands;   // ranks; one island for a plain communicator
-  std::string token;                       // of the job, for the link
-  std::shared_ptr<BackendComm> native;     // null for `host`, for a bridge, and for one rank
-  std::array<std::shared_ptr<class Communicator>, 2> island{};  // a bridge's, for lanes pre and post; null in an island of one rank
-  bool overlap = true;                     // whether the island's two communicators may be used at once
+  std::vector<std::string> descriptions;  // of members, for error texts
+  std::vector<std::vector<int>> islands;  // ranks; one island for a plain communicator
+  std::string token;                      // of the job, for the link
+  std::shared_ptr<BackendComm> native;    // null for `host`, for a bridge, and for one rank
+  std::array<std::shared_ptr<class Communicator>, 2>
+      island{};         // a bridge's, for lanes pre and post; null in an island of one rank
+  bool overlap = true;  // whether the island's two communicators may be used at once
   std::function<std::string(const Signature&)> planner;  // gives an encoded plan
   bool check = false;
   int64_t timeout_ns = 0;
-  uint64_t latency_bytes = 0;              // up to this size plans for latency are used
-  int window = 4;                          // iterations in flight
+  uint64_t latency_bytes = 0;  // up to this size plans for latency are used
+  int window = 4;              // iterations in flight
 };
 
 // Makes what keeps a call's memory alive; asked where the call outlives its caller's frame.
@@ -63,8 +67,8 @@ class Communicator : private Legs {
   explicit Communicator(CommunicatorConfig config);
   ~Communicator() override;
 
-  // Start an operation; what `keep` gives is held until it is done. A synchronous call (async == false) returns when it is done, and throws its
-  // error; then the result may be null. One at a time: further threads wait their turn.
+  // Start an operation; what `keep` gives is held until it is done. A synchronous call (async == false) returns when it
+  // is done, and throws its error; then the result may be null. One at a time: further threads wait their turn.
   std::shared_ptr<Work> issue(Call call, bool async, const Keep& keep, const Interrupted& interrupted);
 
   // Sends and receives of a batch, together.
@@ -74,11 +78,15 @@ class Communicator : private Legs {
   // Under POLYCCL_CHECK: tell the others that this rank refused its call.
   void announce_refusal();
 
-  // End everything, from any thread, in bounded time, any number of times. Works end with kAborted; so do the other ranks'.
+  // End everything, from any thread, in bounded time, any number of times. Works end with kAborted; so do the other
+  // ranks'.
   void abort();
 
   // Wait for what was issued; nothing can be issued afterwards.
   void finalize(Deadline deadline, const Interrupted& interrupted);
+
+  // True in a process that fork() made: nothing but destruction is possible there, and destruction must not happen.
+  bool inherited() const { return getpid() != process_; }
 
   std::optional<Error> failure() const override;
   int rank() const { return config_.rank; }
@@ -110,7 +118,8 @@ class Communicator : private Legs {
   Error fail(const Error& error, bool tell);
   void run_leg(Call call, const Interrupted& interrupted);
   void run_native(const Call& call);
-  void run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline, const Interrupted& interrupted);
+  void run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
+                    const Interrupted& interrupted);
   bool runs_native(const Call& call) const;
   std::shared_ptr<const Plan> plan_for(const Call& call);
   std::optional<Agreement::Scope> agreement_scope() const;
@@ -123,7 +132,10 @@ class Communicator : private Legs {
   void require_usable(const std::string& operation) const;
   std::shared_ptr<Execution> message_execution(std::vector<Call> calls);
 
+  std::vector<int> neighbours() const;
+
   CommunicatorConfig config_;
+  const pid_t process_ = getpid();
   std::atomic<int64_t> timeout_ns_;
   std::vector<std::atomic<uint64_t>> payload_;  // by peer
   std::vector<int> island_rank_;                // of each rank, in its own island

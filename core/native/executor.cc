@@ -43,7 +43,8 @@ Piece resolve(const Iteration& it, const Slice& s) {
   const Call& call = it.execution->call;
   const Side& side = s.buffer == kInputBuffer ? call.input : call.output;
   if (static_cast<size_t>(s.block) >= side.blocks.size()) {
-    throw Error(Code::kInternal, std::string("the plan of ") + std::string(call.row->name) + " uses memory that this rank does not have");
+    throw Error(Code::kInternal, std::string("the plan of ") + std::string(call.row->name) +
+                                     " uses memory that this rank does not have");
   }
   char* base = side.blocks[static_cast<size_t>(s.block)] + it.start * call.element();
   if (it.section->ragged) return {base, ragged_length(side.counts, s.block, it)};
@@ -63,7 +64,8 @@ Factor resolve(const Call& call, FactorKind kind, int ranks) {
   return factor;
 }
 
-// The sizes of a collective leg follow from its slices: `whole` pieces divide into one block for each rank of the island.
+// The sizes of a collective leg follow from its slices: `whole` pieces divide into one block for each rank of the
+// island.
 Call local_call(const Iteration& it, const Step& step, Reduction reduction) {
   const Call& outer = it.execution->call;
   Call call;
@@ -120,7 +122,8 @@ Error timed_out(const Execution& e, const std::string& waiting_for) {
 }  // namespace
 
 bool Iteration::ready(const Step& step) const {
-  return std::all_of(step.deps.begin(), step.deps.end(), [this](uint32_t d) { return done[d].load(std::memory_order_acquire); });
+  return std::all_of(step.deps.begin(), step.deps.end(),
+                     [this](uint32_t d) { return done[d].load(std::memory_order_acquire); });
 }
 
 // Keeps the cross steps of several iterations in flight. Used by one thread.
@@ -336,7 +339,8 @@ void Executor::run_step(Iteration& it, const Step& step, Lane lane) {
     case Verb::kCopy:
       for (size_t i = 0; i < step.src.size(); ++i) {
         const Piece from = resolve(it, step.src[i]), to = resolve(it, step.dst[i]);
-        if (from.count != 0 && from.memory != to.memory) std::memcpy(to.memory, from.memory, from.count * call.element());
+        if (from.count != 0 && from.memory != to.memory)
+          std::memcpy(to.memory, from.memory, from.count * call.element());
         count += from.count;
       }
       break;
@@ -356,7 +360,8 @@ void Executor::run_step(Iteration& it, const Step& step, Lane lane) {
       break;
     }
     case Verb::kSend:
-    case Verb::kRecv: break;  // messages go in groups or over the link
+    case Verb::kRecv:
+      break;  // messages go in groups or over the link
   }
   trace_step(it, step, count * call.element(), begin);
 }
@@ -374,7 +379,8 @@ void Executor::run_group(Iteration& it, Lane lane, const std::vector<uint32_t>& 
   for (uint32_t position : steps) mark(it, position);
 }
 
-// The steps of a local lane, in order; messages that follow one another and do not depend on one another go as one group.
+// The steps of a local lane, in order; messages that follow one another and do not depend on one another go as one
+// group.
 void Executor::run_steps(Iteration& it, Lane lane) {
   std::vector<uint32_t> group;
   const auto flush = [&] {
@@ -430,7 +436,8 @@ void Executor::run_overlapped(const std::shared_ptr<Execution>& e, const Interru
     }
     cross.advance();
     while (!open.empty() && open.front()->left == 0) open.pop_front();
-    if (!open.empty() && (open.size() == static_cast<size_t>(window_) || next == e->iterations)) drive(cross, interrupted);
+    if (!open.empty() && (open.size() == static_cast<size_t>(window_) || next == e->iterations))
+      drive(cross, interrupted);
   }
 }
 
@@ -529,7 +536,8 @@ void Executor::enqueue(std::shared_ptr<Execution> e) {
 void Executor::start_lane_locked(Lane lane) {
   auto& thread = threads_[static_cast<size_t>(lane)];
   if (thread.joinable()) return;
-  thread = lane == Lane::kCross ? std::thread([this] { cross_lane(); }) : std::thread([this, lane] { local_lane(lane); });
+  thread =
+      lane == Lane::kCross ? std::thread([this] { cross_lane(); }) : std::thread([this, lane] { local_lane(lane); });
 }
 
 // Runs what must precede the first operation in the queue: in lane pre, so in the same order on all ranks.

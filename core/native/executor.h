@@ -1,9 +1,10 @@
 // The executor: runs plans.
 //
-// An operation is cut into iterations (the plan's chunks, then its tail). Each takes a slot: a bounded piece of scratch, given out in
-// order. Three lanes work on the admitted iterations at once: pre (local legs before the link), cross (the link), post (local legs after
-// it). A lane starts a step when the steps that it depends on are done; pre and post run strictly in order, the cross lane keeps all
-// admitted iterations in flight. An operation of one iteration, and one without local legs, runs on the caller's thread instead.
+// An operation is cut into iterations (the plan's chunks, then its tail). Each takes a slot: a bounded piece of
+// scratch, given out in order. Three lanes work on the admitted iterations at once: pre (local legs before the link),
+// cross (the link), post (local legs after it). A lane starts a step when the steps that it depends on are done; pre
+// and post run strictly in order, the cross lane keeps all admitted iterations in flight. An operation of one
+// iteration, and one without local legs, runs on the caller's thread instead.
 #pragma once
 
 #include <array>
@@ -68,8 +69,9 @@ struct Execution {
   Call call;
   uint64_t sequence = 0;
   std::shared_ptr<Work> work;
-  std::function<void()> prepare;  // runs in lane pre before the first step; throwing ends the operation, not the communicator
-  std::vector<Tag> tags;                       // of messages that the user sends: by step; empty for plans
+  std::function<void()>
+      prepare;            // runs in lane pre before the first step; throwing ends the operation, not the communicator
+  std::vector<Tag> tags;  // of messages that the user sends: by step; empty for plans
   // The executor's own:
   std::optional<Error> error;                  // of messages: ends them, not the communicator
   Interrupted interrupted;                     // empty in the lanes
@@ -84,16 +86,17 @@ struct Iteration {
   std::shared_ptr<Execution> execution;
   const Section* section = nullptr;
   const std::vector<size_t>* scratch_offsets = nullptr;
-  uint32_t index = 0;                      // in the operation
-  uint64_t start = 0, length = 0;          // elements of a block
-  int slot = -1;                           // -1: needs none
+  uint32_t index = 0;              // in the operation
+  uint64_t start = 0, length = 0;  // elements of a block
+  int slot = -1;                   // -1: needs none
   bool retired = false;
   char* scratch = nullptr;
-  std::vector<std::atomic<bool>> done;     // by step
-  std::atomic<uint32_t> left{0};           // steps that are not done
+  std::vector<std::atomic<bool>> done;  // by step
+  std::atomic<uint32_t> left{0};        // steps that are not done
 
-  Iteration(std::shared_ptr<Execution> e, const Section& s) : execution(std::move(e)), section(&s), done(s.steps.size()) {}
-  bool ready(const Step& step) const;      // whether all that the step depends on is done
+  Iteration(std::shared_ptr<Execution> e, const Section& s)
+      : execution(std::move(e)), section(&s), done(s.steps.size()) {}
+  bool ready(const Step& step) const;  // whether all that the step depends on is done
 };
 
 class Executor {
@@ -107,7 +110,8 @@ class Executor {
   // Hand over to the lanes; execution->work completes.
   void enqueue(std::shared_ptr<Execution> execution);
 
-  // Messages (plans of one ragged iteration in lane cross, with tags of their own) need no slot and no order among operations.
+  // Messages (plans of one ragged iteration in lane cross, with tags of their own) need no slot and no order among
+  // operations.
   void run_messages(const std::shared_ptr<Execution>& execution, const Interrupted& interrupted);
   void enqueue_messages(std::shared_ptr<Execution> execution);
 

@@ -54,14 +54,13 @@ class Reader {
   size_t position_ = 0;
 };
 
-bool less(const Fraction& a, const Fraction& b) {
-  return Wide{a.num} * b.den < Wide{b.num} * a.den;
-}
+bool less(const Fraction& a, const Fraction& b) { return Wide{a.num} * b.den < Wide{b.num} * a.den; }
 
 std::vector<Slice> read_slices(Reader& in, const Section& section, int size) {
   std::vector<Slice> slices(in.count(kMaxSteps, 6, "the slices of a step"));
   for (Slice& s : slices) {
-    s.buffer = static_cast<int>(in.word(0, kFirstScratch + static_cast<int64_t>(section.scratch.size()) - 1, "a buffer"));
+    s.buffer =
+        static_cast<int>(in.word(0, kFirstScratch + static_cast<int64_t>(section.scratch.size()) - 1, "a buffer"));
     s.block = static_cast<int>(in.word(0, size - 1, "a block"));
     s.lo = in.fraction("the begin of a slice");
     s.hi = in.fraction("the end of a slice");
@@ -77,12 +76,24 @@ void check_operands(const Step& step) {
   const size_t src = step.src.size(), dst = step.dst.size();
   bool good = true;
   switch (step.verb) {
-    case Verb::kLocal: good = src <= 1 && dst <= 1 && step.lane != Lane::kCross && find_operation(step.kind); break;
-    case Verb::kSend: good = src == 1 && dst == 0 && step.peer >= 0; break;
-    case Verb::kRecv: good = src == 0 && dst == 1 && step.peer >= 0; break;
-    case Verb::kCopy: good = src == dst; break;
-    case Verb::kReduce: good = src >= 1 && dst == 1; break;
-    case Verb::kScale: good = src == 1 && dst == 1; break;
+    case Verb::kLocal:
+      good = src <= 1 && dst <= 1 && step.lane != Lane::kCross && find_operation(step.kind);
+      break;
+    case Verb::kSend:
+      good = src == 1 && dst == 0 && step.peer >= 0;
+      break;
+    case Verb::kRecv:
+      good = src == 0 && dst == 1 && step.peer >= 0;
+      break;
+    case Verb::kCopy:
+      good = src == dst;
+      break;
+    case Verb::kReduce:
+      good = src >= 1 && dst == 1;
+      break;
+    case Verb::kScale:
+      good = src == 1 && dst == 1;
+      break;
   }
   if (!good) throw Reader::bad("a step has the wrong operands");
 }

@@ -1,4 +1,5 @@
-// Plans as the executor holds them: decoded from the planner's words (core/python/polyccl/planner/plan.py, which explains every field).
+// Plans as the executor holds them: decoded from the planner's words (core/python/polyccl/planner/plan.py, which
+// explains every field).
 #pragma once
 
 #include <cstdint>
@@ -60,7 +61,8 @@ struct Plan {
   Reduction reduction = 0;
   std::vector<Section> sections;  // main, then tail where there is one
 
-  // Read a plan for a communicator of `size` ranks. Throws kInternal where the words are not a plan: every number is bounded before use.
+  // Read a plan for a communicator of `size` ranks. Throws kInternal where the words are not a plan: every number is
+  // bounded before use.
   static Plan decode(std::string_view bytes, int size);
 };
 

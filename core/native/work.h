@@ -17,7 +17,8 @@ namespace polyccl {
 
 class Work {
  public:
-  explicit Work(std::string description, Deadline deadline) : description_(std::move(description)), deadline_(deadline) {}
+  explicit Work(std::string description, Deadline deadline)
+      : description_(std::move(description)), deadline_(deadline) {}
 
   bool done() const { return done_.load(std::memory_order_acquire); }
 

@@ -185,7 +185,9 @@ def run_cases(comm: Comm, cases: Sequence[Case]) -> int:
         try:
             run_case(comm, case)
         except Exception as error:
-            raise AssertionError(f"{case} on rank {comm.get_rank()} of {comm.get_size()}: {type(error).__name__}: {error}") from error
+            raise AssertionError(
+                f"{case} on rank {comm.get_rank()} of {comm.get_size()}: {type(error).__name__}: {error}"
+            ) from error
     return len(cases)
 
 

@@ -27,6 +27,7 @@ from .errors import (
 from .operations import Kind, Reduction
 from .options import CommOptions
 from .reduce_op import ReduceOp
+from .trace import TraceEvent
 
 __all__ = [
     "Aborted",
@@ -42,6 +43,7 @@ __all__ = [
     "PeerLost",
     "ReduceOp",
     "Reduction",
+    "TraceEvent",
     "UnsupportedOperation",
     "__version__",
     "errors",

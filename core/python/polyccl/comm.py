@@ -9,19 +9,22 @@ UnsupportedOperation) has sent nothing, and the communicator stays usable.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import _native, create
+from . import create
 from .errors import InvalidArgument, UnsupportedOperation
 from .operations import Kind
 from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
 from .reduce_op import ReduceOp
+from .trace import TraceEvent, read_event
 
 if TYPE_CHECKING:
-    from ._native import Work
+    from ._native import Communicator, Work
     from .create import Group
 
 Hints = Mapping[str, str] | None
@@ -31,12 +34,13 @@ Splits = Sequence[int] | None
 class Comm:
     """An ordered group of ranks. Made by `new_comm` and `split`."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, native: Communicator) -> None:
         self._group = group
-        self._native = group.native
+        self._native = native
         self._splits = 0
         self._strict = group.options.strict
         self._ends_process = group.options.abort_process_on_timeout_or_error
+        _living.add(self)
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -81,6 +85,14 @@ class Comm:
     def payload_sent(self) -> list[int]:
         """Bytes of payload (no headers) that this rank has sent to each rank over the link since creation."""
         return self._native.payload_sent()
+
+    def trace(self, on: bool) -> None:
+        """Start, or stop, to record what this rank's lanes do: plans only, not what a library does by itself. At most 2^20 events."""
+        self._native.trace(on)
+
+    def take_trace(self) -> list[TraceEvent]:
+        """What was recorded since the last call, in the order in which steps ended."""
+        return [read_event(event) for event in self._native.take_trace()]
 
     def __repr__(self) -> str:
         return f"<polyccl Comm '{self.get_name()}': rank {self.get_rank()} of {self.get_size()}, {self.get_backend()}>"
@@ -166,7 +178,9 @@ class Comm:
         """As `all_gather`, with lengths that differ by rank; all ranks give lists of the same lengths."""
         return self._issue(Kind.ALL_GATHER_V, tensor, _list(tensor_list), None, -1, async_op, hints, timeout)
 
-    def all_gather_single(self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+    def all_gather_single(
+        self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
         """Gather every rank's ``input``, shape (n,), into ``output``, shape (size * n,)."""
         return self._issue(Kind.ALL_GATHER, input, output, None, -1, async_op, hints, timeout)
 
@@ -221,7 +235,9 @@ class Comm:
         outputs, inputs = _list(output_tensor_list), _list(input_tensor_list)
         return self._issue(Kind.ALL_TO_ALL_V, inputs, outputs, None, -1, async_op, hints, timeout)
 
-    def all_to_all_single(self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+    def all_to_all_single(
+        self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
         """Send part r of ``input``, shape (size * n,), to rank r, and receive part r of ``output`` from it."""
         return self._issue(Kind.ALL_TO_ALL, input, output, None, -1, async_op, hints, timeout)
 
@@ -299,7 +315,6 @@ class Comm:
     def finalize(self, timeout: Timeout = None) -> None:
         """Wait for what was issued, and end. Further calls raise InvalidArgument."""
         self._native.finalize(None if timeout is None else seconds(timeout))
-        self._group.close()
 
     def abort(self) -> None:
         """End everything that runs or waits, from any thread, in bounded time, here and on the other ranks.
@@ -364,6 +379,16 @@ class Comm:
             if self._ends_process and self._native.broken:
                 _end_process(error)
             raise
+
+
+_living: weakref.WeakSet[Comm] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Let go of all communicators while their threads can still have the interpreter."""
+    for comm in list(_living):
+        del comm._native
 
 
 class BatchSendRecv:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ from . import store as stores
 from ._version import __version__
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
 from .operations import Kind, Reduction
-from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
 from .options import HINTS as KNOWN_HINTS
+from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
 from .planner import planner
 from .planner.task import Request
 from .planner.topology import Topology
@@ -75,9 +75,9 @@ class Library:
         return not can or bool(can & _EQUAL_BITS)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
-    """A communicator's parts, for `Comm`."""
+    """What a communicator is, beside its native part."""
 
     name: str
     rank: int
@@ -90,17 +90,14 @@ class Group:
     islands: list[list[int]]
     labels: list[str]
     store: Store
-    native: _native.Communicator
-    owns: list[_native.Communicator] = field(default_factory=list)
 
     @property
     def library_version(self) -> str:
         """The version of the library under this rank."""
         return self.library.version
 
-    def close(self) -> None:
-        """Let go of what the bridge owns."""
-        self.owns.clear()
+
+Formed = tuple[Group, _native.Communicator]
 
 
 def new_comm(
@@ -137,7 +134,7 @@ def new_comm(
     place = ranks.detect(rank, size)
     name = name or backend
     given = stores.default_store(name, place.rank, place.size) if store is None else stores.wrap(store)
-    return Comm(form(backend, str(device), name, options, given, place.rank, place.size))
+    return Comm(*form(backend, str(device), name, options, given, place.rank, place.size))
 
 
 def split(
@@ -165,13 +162,15 @@ def split(
     digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
     store = PrefixStore(parent.store, f"{parent.name}/split{number}/{digest}")
     backend = AUTO if parent.requested in (AUTO, BRIDGE) else parent.requested
-    return Comm(form(backend, parent.device, name, options, store, members.index(parent.rank), len(members)))
+    return Comm(*form(backend, parent.device, name, options, store, members.index(parent.rank), len(members)))
 
 
-def form(backend: str, device: str, name: str, options: CommOptions, store: Store, rank: int, size: int) -> Group:
+def form(backend: str, device: str, name: str, options: CommOptions, store: Store, rank: int, size: int) -> Formed:
     """Meet the other ranks and build what this rank needs."""
     if device.split(":")[0] != "cpu":
-        raise UnsupportedOperation(f"communicator '{name}': device '{device}' is not supported by this version of PolyCCL; use 'cpu'")
+        raise UnsupportedOperation(
+            f"communicator '{name}': device '{device}' is not supported by this version of PolyCCL; use 'cpu'"
+        )
     library = find_library(_local_backend(backend, options))
     deadline = time.monotonic() + min(options.timeout, 1e9)
     roster = rendezvous.exchange(store, name, _hello(backend, device, options, library, rank), size, deadline)
@@ -181,12 +180,11 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
     else:
         islands, labels = roster.islands(), roster.labels()
     build = _Builder(name, device, options, store, rank, roster, library, deadline)
-    if len(islands) == 1:
-        native = build.plain(list(range(size)), roster.group, name)
-        kind = library.name if backend == AUTO else backend
-        return Group(name, rank, size, device, kind, backend, options, library, islands, labels, store, native)
-    native, owned = build.bridge(islands)
-    return Group(name, rank, size, device, BRIDGE, backend, options, library, islands, labels, store, native, owned)
+    kind = BRIDGE if len(islands) > 1 else library.name if backend == AUTO else backend
+    group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, store)
+    if len(islands) > 1:
+        return group, build.bridge(islands)
+    return group, build.plain(list(range(size)), roster.group, name)
 
 
 def find_library(name: str) -> Library:
@@ -293,8 +291,8 @@ class _Builder:
         topology = Topology.singletons(size)
         return self._native(members, group, name, [list(range(size))], topology, own)
 
-    def bridge(self, islands: list[list[int]]) -> tuple[_native.Communicator, list[_native.Communicator]]:
-        """The bridge over all ranks, and the two communicators of this rank's island that it owns."""
+    def bridge(self, islands: list[list[int]]) -> _native.Communicator:
+        """The bridge over all ranks, which owns two communicators of this rank's island."""
         index = next(i for i, members in enumerate(islands) if self.rank in members)
         mine = islands[index]
         legs: list[_native.Communicator] = []
@@ -305,7 +303,7 @@ class _Builder:
         bits = tuple(all(self.roster.hellos[rank].equal_bits for rank in members) for members in islands)
         topology = Topology(tuple(tuple(members) for members in islands), bits)
         everyone = list(range(self.roster.size))
-        return self._native(everyone, self.roster.group, self.name, islands, topology, None, legs), legs
+        return self._native(everyone, self.roster.group, self.name, islands, topology, None, legs)
 
     def _native(
         self,

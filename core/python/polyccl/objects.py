@@ -64,7 +64,9 @@ def broadcast_object_list(
     comm.broadcast(data, root, timeout=timeout)
     received = _read(data, weights_only)
     if len(received) != len(object_list):
-        raise InvalidArgument(f"broadcast_object_list: rank {root} gave {len(received)} objects and this rank has {len(object_list)}")
+        raise InvalidArgument(
+            f"broadcast_object_list: rank {root} gave {len(received)} objects and this rank has {len(object_list)}"
+        )
     object_list[:] = received
 
 
