@@ -1,6 +1,7 @@
 // Python face of communicators and works.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/chrono.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -9,6 +10,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 
@@ -262,13 +264,16 @@ nb::object error_of(const Work& work) {
   return nb::module_::import_("polyccl.errors").attr(error_class(error->code()))(error->what());
 }
 
-void wait(Work& work, Seconds timeout) {
+// A timedelta, or seconds.
+using Duration = std::optional<std::chrono::duration<double>>;
+
+void wait(Work& work, const Duration& timeout) {
   {
     nb::gil_scoped_release release;
-    if (!work.wait(timeout ? deadline_in(*timeout) : 0, signalled)) {
+    if (!work.wait(timeout ? deadline_in(timeout->count()) : 0, signalled)) {
       nb::gil_scoped_acquire gil;
       if (PyErr_Occurred()) throw InterruptedWait();
-      throw Error(Code::kTimeout, work.description() + ": not done within " + std::to_string(*timeout) +
+      throw Error(Code::kTimeout, work.description() + ": not done within " + std::to_string(timeout->count()) +
                                       " s; it goes on, wait again or abort the communicator");
     }
   }
