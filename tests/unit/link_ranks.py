@@ -66,7 +66,8 @@ def errors_of(*requests: Any, seconds: float = SECONDS) -> list[tuple[str, str] 
 
 
 def good(*requests: Any, seconds: float = SECONDS) -> None:
-    assert errors_of(*requests, seconds=seconds) == [None] * len(requests)
+    errors = [error for error in errors_of(*requests, seconds=seconds) if error]
+    assert not errors, errors
 
 
 def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
@@ -215,7 +216,13 @@ def sizes_that_differ_fail_both_sides(me: Rank) -> None:
                 assert error is not None
                 assert error[0] == "Mismatch"
                 text = error[1]
-            for part in (f"sends {sent} bytes", f"receives {received} ", "rank 0 (island a)", "rank 1 (island b)", "communicator 0x1"):
+            for part in (
+                f"sends {sent} bytes",
+                f"receives {received} ",
+                "rank 0 (island a)",
+                "rank 1 (island b)",
+                "communicator 0x1",
+            ):
                 assert part in text, (part, text)
             assert group.failure() is None
             me.meet()
@@ -304,7 +311,7 @@ def all_connect_at_once(me: Rank) -> None:
     good(*requests)
     assert all(into[rank] == pattern(1000, rank) for rank in others)
     me.meet()
-    assert group.failure() is None
+    assert group.failure() is None, group.failure()
 
 
 def counters_tell_payload_from_headers(me: Rank) -> None:
@@ -377,10 +384,10 @@ def garbage_is_refused(me: Rank) -> None:
         probes = {
             "random bytes": random.Random(1).randbytes(300),
             "a request of the web": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
-            "another version": hello.replace(b"\n\x01", b"\n\x63") + b"".join(ids) + bytes(48),
-            "another process's hello": hello + bytes(32) + bytes(48),
-            "an unknown token": hello + b"".join(ids) + bytes(48),
-            "a known token without proof": hello + b"".join(ids) + bytes(32) + link.token_name("a token") + bytes(32),
+            "another version": hello.replace(b"\n\x01", b"\n\x63") + b"".join(ids) + bytes(56),
+            "another process's hello": hello + bytes(32) + bytes(56),
+            "an unknown token": hello + b"".join(ids) + bytes(56),
+            "a known token without proof": hello + b"".join(ids) + bytes(40) + link.token_name("a token") + bytes(32),
         }
         for name, probe in probes.items():
             with socket.create_connection((host, port), timeout=SECONDS) as stranger:
@@ -492,7 +499,10 @@ def leaving_a_group_ends_what_waits_for_the_leaver(me: Rank) -> None:
 
 def a_failure_is_told_to_the_members(me: Rank) -> None:
     group, other = me.group(1), me.group(2)
-    good(*[group.send(rank, tag(1), b"") for rank in range(me.size)], *[group.recv(rank, tag(1), bytearray()) for rank in range(me.size)])
+    good(
+        *[group.send(rank, tag(1), b"") for rank in range(me.size)],
+        *[group.recv(rank, tag(1), bytearray()) for rank in range(me.size)],
+    )
     pending = group.recv((me.rank + 1) % me.size, tag(2), bytearray(8))
     me.meet()
     text = "rank 1 gave up: ünïcode " + "é" * 3000
@@ -507,7 +517,10 @@ def a_failure_is_told_to_the_members(me: Rank) -> None:
     group.fail("CommError", "another", True)
     assert group.failure() == failure  # the first stays
     assert errors_of(group.send(0, tag(7), b"x"))[0] == failure
-    good(*[other.send(rank, tag(1), b"") for rank in range(me.size)], *[other.recv(rank, tag(1), bytearray()) for rank in range(me.size)])
+    good(
+        *[other.send(rank, tag(1), b"") for rank in range(me.size)],
+        *[other.recv(rank, tag(1), bytearray()) for rank in range(me.size)],
+    )
     me.meet()
 
 
@@ -570,7 +583,13 @@ def a_forked_child_is_dead_and_harmless(me: Rank) -> None:
     if child == 0:
         failed = 1
         try:
-            for call in (lambda: group.send(0, tag(1), b"x"), link.address, lambda: me.group(9), lambda: link.wait([], 1), group.failure):
+            for call in (
+                lambda: group.send(0, tag(1), b"x"),
+                link.address,
+                lambda: me.group(9),
+                lambda: link.wait([], 1),
+                group.failure,
+            ):
                 try:
                     call()
                     os._exit(2)

@@ -30,7 +30,11 @@ class Job:
     """Ranks as processes of their own, on loopback."""
 
     def __init__(self, body: str, size: int) -> None:
-        environment = {**os.environ, "POLYCCL_SOCKET_IFNAME": "=lo", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {
+            **os.environ,
+            "POLYCCL_SOCKET_IFNAME": "=lo",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, str(RANKS), body, str(rank), str(size)],

@@ -13,7 +13,7 @@ namespace polyccl {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kHandshakeNs = 10 * kSecond;
+constexpr int64_t kHandshakeNs = 15 * kSecond;
 constexpr int64_t kUnknownTokenNs = 5 * kSecond;  // how long a peer may take to learn of the token
 constexpr int64_t kFirstPause = kSecond / 100, kLongestPause = kSecond;
 constexpr size_t kMaxStrangers = 256;  // accepted sockets whose handshake is not over
@@ -109,7 +109,7 @@ void Engine::accept_all() {
     greeting.deadline = now_ns() + kHandshakeNs;
     greeting.handshake = Handshake::accept(
         self_.process, [this](const std::string& name) { return find_token(name); },
-        [this](const ProcessId& id) { return admit(id); });
+        [this](const ProcessId& id, uint64_t connections) { return admit(id, connections); });
     greetings_.emplace(key, std::move(greeting));
     set_timer();
   }
@@ -121,12 +121,14 @@ std::optional<std::string> Engine::find_token(const std::string& name) const {
 }
 
 // Two that dial each other at once must keep the same connection: that of the lower process id. The lower one refuses
-// the other's while its own has reached the other side; the higher one takes what it is offered and drops its own.
-Refusal Engine::admit(const ProcessId& id) {
+// the other's while its own has reached the other side; the higher one takes what it is offered and drops its own. What
+// it dropped may be read here when the winner is up already.
+Refusal Engine::admit(const ProcessId& id, uint64_t connections) {
   if (closed_) return Refusal::kClosing;
   const auto it = peers_.find(id);
   if (it == peers_.end()) return Refusal::kNone;
   if (it->second.peer->said_goodbye()) return Refusal::kClosing;
+  if (it->second.peer->connection() != nullptr && connections < it->second.connections) return Refusal::kYield;
   const auto own = greetings_.find(it->second.dial.greeting);
   const bool reached = own != greetings_.end() && own->second.handshake.has_value();
   return reached && self_.process < id ? Refusal::kYield : Refusal::kNone;
@@ -140,7 +142,8 @@ void Engine::greet(uint64_t key) {
     if (greeting.dialed && !greeting.handshake) {
       if (const int error = socket_error(greeting.fd.get()))
         return end_greeting(key, Refusal::kNone, error_text(error));
-      greeting.handshake = Handshake::dial(self_.process, greeting.peer, know(greeting.peer).token);
+      greeting.handshake =
+          Handshake::dial(self_.process, greeting.peer, know(greeting.peer).token, know(greeting.peer).connections);
       watch(greeting.fd.get(), key, EPOLLIN);
     }
     if (!talk(greeting)) return;
@@ -193,6 +196,7 @@ void Engine::establish(uint64_t key) {
   if (Connection* old = known.peer->connection())
     drop_connection(old->id(), "it has closed the connection and made another");
   known.peer->revive();
+  known.connections += 1;
   auto connection = std::make_unique<Connection>(std::move(greeting.fd), epoll_.get(), key, *known.peer);
   Connection* raw = connection.get();
   connections_.emplace(key, std::make_pair(std::move(connection), &known));

@@ -89,7 +89,8 @@ class Engine final : public Link, private Hub {
     Endpoint endpoint;  // no port where it has only dialed us so far
     std::string token;
     Dial dial;
-    LinkCounters closed;  // counters of connections that are gone
+    uint64_t connections = 0;  // made so far
+    LinkCounters closed;       // counters of connections that are gone
   };
 
   void check_alive() const;
@@ -106,7 +107,7 @@ class Engine final : public Link, private Hub {
   bool talk(Greeting& greeting);
   void end_greeting(uint64_t key, Refusal refusal, const std::string& why);
   void establish(uint64_t key);
-  Refusal admit(const ProcessId& peer);
+  Refusal admit(const ProcessId& peer, uint64_t connections);
   std::optional<std::string> find_token(const std::string& name) const;
   void drop_connection(uint64_t key, const std::string& why);
   void lose(Known& known, const std::string& why);

@@ -17,7 +17,7 @@ constexpr uint16_t kByteOrder = 0x0102;
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kNameBytes = 16;
 constexpr size_t kPreambleBytes = 8 + 4 * 2;
-constexpr size_t kHelloBytes = kPreambleBytes + 16 + 16 + kNonceBytes + kNameBytes;
+constexpr size_t kHelloBytes = kPreambleBytes + 16 + 16 + kNonceBytes + 8 + kNameBytes;
 constexpr size_t kChallengeBytes = kPreambleBytes + 16 + kNonceBytes;
 constexpr size_t kProofBytes = 32;
 constexpr size_t kVerdictBytes = 2 + kProofBytes;
@@ -112,7 +112,8 @@ std::string describe(Refusal refusal) {
   return "it refuses for an unknown reason";
 }
 
-Handshake Handshake::dial(const ProcessId& self, const ProcessId& peer, const std::string& token) {
+Handshake Handshake::dial(const ProcessId& self, const ProcessId& peer, const std::string& token,
+                          uint64_t connections) {
   Handshake h;
   h.dialing_ = true;
   h.self_ = self;
@@ -122,6 +123,7 @@ Handshake Handshake::dial(const ProcessId& self, const ProcessId& peer, const st
   put(hello, self);
   put(hello, peer);
   hello += random_bytes(kNonceBytes);
+  put(hello, connections);
   hello += token_name(token);
   h.transcript_ = hello;
   h.say(std::move(hello));
@@ -190,8 +192,9 @@ Refusal Handshake::judge_hello(const ProcessId& expected, const std::string& tok
 void Handshake::read_hello() {
   if (!has_magic(input_)) return refuse(Refusal::kGarbage);
   peer_ = get_id(input_, kPreambleBytes);
+  connections_ = get<uint64_t>(input_, kHelloBytes - kNameBytes - 8);
   const ProcessId expected = get_id(input_, kPreambleBytes + 16);
-  const Refusal refusal = judge_hello(expected, input_.substr(kPreambleBytes + 32 + kNonceBytes, kNameBytes));
+  const Refusal refusal = judge_hello(expected, input_.substr(kHelloBytes - kNameBytes, kNameBytes));
   std::string challenge = preamble(static_cast<uint16_t>(refusal), 0);
   put(challenge, self_);
   challenge += random_bytes(kNonceBytes);
@@ -220,7 +223,7 @@ void Handshake::read_challenge() {
 void Handshake::read_proof() {
   Refusal refusal = same(proof("dialer"), input_) ? Refusal::kNone : Refusal::kBadProof;
   const bool proven = refusal == Refusal::kNone;
-  if (proven) refusal = admit_(peer_);
+  if (proven) refusal = admit_(peer_, connections_);
   std::string verdict;
   put(verdict, static_cast<uint16_t>(refusal));
   // A dialer that proved itself gets the proof with a refusal too, so that no one can refuse in this process's name.

@@ -1,7 +1,8 @@
 // The handshake: how two processes show each other that they speak the same protocol and belong to the same job, before
 // any frame.
 //
-//   dialer -> acceptor   HELLO      magic, version, byte order, both process ids, a nonce, the name of a token
+//   dialer -> acceptor   HELLO      magic, version, byte order, both process ids, a nonce, a count,
+//                        the name of a token
 //   acceptor -> dialer   CHALLENGE  magic, version, byte order, a status, its process id, a nonce
 //   dialer -> acceptor   PROOF      HMAC of all that was said, with the token
 //   acceptor -> dialer   VERDICT    a status, and the acceptor's own HMAC
@@ -41,10 +42,12 @@ class Handshake {
  public:
   // Finds a registered token by its name; empty where there is none.
   using FindToken = std::function<std::optional<std::string>(const std::string& name)>;
-  // Whether the acceptor wants the connection, asked once the dialer has proven itself.
-  using Admit = std::function<Refusal(const ProcessId& peer)>;
+  // Whether the acceptor wants the connection, asked once the dialer has proven itself. `connections` is how many the
+  // dialer has had with the acceptor before: it tells a new connection after a loss from one that was begun before the
+  // present one.
+  using Admit = std::function<Refusal(const ProcessId& peer, uint64_t connections)>;
 
-  static Handshake dial(const ProcessId& self, const ProcessId& peer, const std::string& token);
+  static Handshake dial(const ProcessId& self, const ProcessId& peer, const std::string& token, uint64_t connections);
   static Handshake accept(const ProcessId& self, FindToken find, Admit admit);
 
   // Bytes to send next. The state may be kDone or kRefused and something still be left to send.
@@ -79,6 +82,7 @@ class Handshake {
   Refusal refusal_ = Refusal::kNone;
   ProcessId self_, peer_;
   std::string token_, input_, output_, transcript_;
+  uint64_t connections_ = 0;
   size_t sent_ = 0, wants_ = 0;
   FindToken find_;
   Admit admit_;
