@@ -20,6 +20,7 @@ backends = pytest.importorskip("polyccl.backends", reason="polyccl is not instal
 pytest.importorskip("numpy", reason="the ranks compute what is right with NumPy")
 
 PLUGINS = Path(__file__).parent / "plugins"
+Cases = list[tuple[str, str | None]]  # a case's name, and its error
 KINDS = ["broadcast", "all_reduce", "reduce", "all_gather", "all_gather_v", "scatter", "gather", "all_to_all", "all_to_all_v"]
 
 pytestmark = [pytest.mark.backend("gloo"), pytest.mark.timeout(120)]
@@ -31,7 +32,9 @@ def plugin() -> str:
     return str(backends.find("gloo"))
 
 
-def spawn(commands: list[list[str]], folder: Path, seconds: float, environment: dict[str, str] | None = None) -> list[tuple[int, str]]:
+def spawn(
+    commands: list[list[str]], folder: Path, seconds: float, environment: dict[str, str] | None = None
+) -> list[tuple[int, str]]:
     """Run one process for each command at once; gives exit codes and outputs. Kills what is left after `seconds`."""
     outputs = [folder / f"output.{i}" for i in range(len(commands))]
     processes = []
@@ -51,7 +54,7 @@ def spawn(commands: list[list[str]], folder: Path, seconds: float, environment: 
     return list(zip(codes, [output.read_text() for output in outputs], strict=True))
 
 
-def run_ranks(plugin: str, folder: Path, scenario: str, size: int, *, killed: tuple[int, ...] = ()) -> list[tuple[str, str | None]]:
+def run_ranks(plugin: str, folder: Path, scenario: str, size: int, *, killed: tuple[int, ...] = ()) -> Cases:
     """Run a scenario on `size` ranks; gives each case of each rank with its error. The ranks in `killed` end by SIGKILL."""
     script = str(PLUGINS / "ranks.py")
     commands = [[sys.executable, script, plugin, str(folder), scenario, str(rank), str(size)] for rank in range(size)]
@@ -64,28 +67,28 @@ def run_ranks(plugin: str, folder: Path, scenario: str, size: int, *, killed: tu
     return cases
 
 
-def assert_all_passed(cases: list[tuple[str, str | None]], at_least: int) -> None:
+def assert_all_passed(cases: Cases, at_least: int) -> None:
     assert len(cases) >= at_least
     assert not [case for case in cases if case[1] is not None]
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2-ranks", "3-ranks"])
-def collectives(request: pytest.FixtureRequest, plugin: str, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str | None]]:
+def collectives(request: pytest.FixtureRequest, plugin: str, tmp_path_factory: pytest.TempPathFactory) -> Cases:
     """Every case of every kind, run once for all tests."""
     return run_ranks(plugin, tmp_path_factory.mktemp("collectives"), "collectives", request.param)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_dtype_size_and_layout_is_right_and_inputs_stay(collectives: list[tuple[str, str | None]], kind: str) -> None:
+def test_every_dtype_size_and_layout_is_right_and_inputs_stay(collectives: Cases, kind: str) -> None:
     assert_all_passed([case for case in collectives if case[0].startswith(f"{kind}-")], at_least=80)
 
 
-def test_messages_between_all_pairs_in_one_group_arrive_in_order(collectives: list[tuple[str, str | None]]) -> None:
+def test_messages_between_all_pairs_in_one_group_arrive_in_order(collectives: Cases) -> None:
     assert_all_passed([case for case in collectives if case[0].startswith("messages-")], at_least=40)
 
 
 @pytest.mark.parametrize("case", ["equal-bits-exchange", "equal-bits-ring", "barrier"])
-def test_all_reduce_of_random_floats_gives_all_ranks_equal_bits(collectives: list[tuple[str, str | None]], case: str) -> None:
+def test_all_reduce_of_random_floats_gives_all_ranks_equal_bits(collectives: Cases, case: str) -> None:
     assert_all_passed([found for found in collectives if found[0] == case], at_least=2)
 
 
@@ -155,7 +158,10 @@ def test_beside_torch_each_calls_its_own_gloo(plugin: str, tmp_path: Path) -> No
     trace = {"LD_DEBUG": "bindings", "LD_DEBUG_OUTPUT": str(tmp_path / "bindings"), "GLOO_SOCKET_IFNAME": "lo"}
     for code, output in spawn(commands, tmp_path, 100, trace):
         assert code == 0, output
-    ours, theirs = re.compile(r"libpolyccl_gloo|/libgloo"), re.compile(r"/libtorch")
+
+    def side(file: str) -> str:
+        return "ours" if re.search("libpolyccl_gloo|/libgloo", file) else "theirs" if "/libtorch" in file else "other"
+
     bindings: Counter[str] = Counter()
     for record in tmp_path.glob("bindings.*"):
         with record.open(errors="replace") as lines:
@@ -163,7 +169,6 @@ def test_beside_torch_each_calls_its_own_gloo(plugin: str, tmp_path: Path) -> No
                 found = re.search(r"binding file (\S+) \[0\] to (\S+) \[0\]: .* symbol `(\w*4gloo\w*)'", line)
                 if found is None:
                     continue
-                sides = ["ours" if ours.search(file) else "theirs" if theirs.search(file) else "other" for file in found.group(1, 2)]
-                bindings["-".join(sides)] += 1
+                bindings["-".join(side(file) for file in found.group(1, 2))] += 1
     assert bindings["theirs-theirs"] > 0, "the record shows torch's Gloo at work"
     assert set(bindings) <= {"theirs-theirs", "ours-ours"}, bindings

@@ -127,7 +127,7 @@ def test_words_that_are_not_utf8_are_made_so(double: Callable[[str], Path]) -> N
         backend.compatibility(100)
 
 
-# -- BackendComm, which has no Python face: a small program drives it ---------------------------------------------------------------
+# -- BackendComm, which has no Python face: a small program drives it ----------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,8 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     program = tmp_path_factory.mktemp("drive") / "drive_comm"
     sources = [str(ROOT / "core/native/loader.cc"), str(PLUGINS / "drive_comm.cc")]
     includes = [f"-I{ROOT / 'core/abi'}", f"-I{ROOT / 'core/native'}"]
-    subprocess.run([compiler, "-std=c++20", "-O0", *includes, *sources, "-ldl", "-pthread", "-o", str(program)], check=True, timeout=110)
+    command = [compiler, "-std=c++20", "-O0", *includes, *sources, "-ldl", "-pthread", "-o", str(program)]
+    subprocess.run(command, check=True, timeout=110)
 
     def run(*arguments: str) -> list[str]:
         done = subprocess.run([str(program), *arguments], check=True, timeout=60, capture_output=True, text=True)

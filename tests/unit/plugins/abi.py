@@ -20,23 +20,22 @@ ABI = 1 << 16
 OK, INVALID, UNSUPPORTED, TIMEOUT, PEER_LOST, ABORTED, UNAVAILABLE, INTERNAL, IN_PROGRESS = range(9)
 HOST_MEMORY, DEVICE_MEMORY = 1, 2
 CAN, EQUAL_BITS, GROUP = 1, 2, 4
-KINDS = {
-    name: number
-    for number, name in enumerate(
-        "send recv broadcast all_reduce reduce all_gather all_gather_v reduce_scatter reduce_scatter_v all_to_all all_to_all_v "
-        "scatter gather barrier".split(),
-        start=1,
-    )
-}
-DTYPES = {
-    name: number
-    for number, name in enumerate(
-        "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
-        "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split(),
-        start=1,
-    )
-}
-REDUCTIONS = {name: number for number, name in enumerate("SUM PRODUCT MIN MAX BAND BOR BXOR AVG PREMUL_SUM".split(), start=1)}
+
+
+def _numbered(names: str) -> dict[str, int]:
+    """The names, numbered from 1."""
+    return {name: number for number, name in enumerate(names.split(), start=1)}
+
+
+KINDS = _numbered(
+    "send recv broadcast all_reduce reduce all_gather all_gather_v reduce_scatter reduce_scatter_v all_to_all all_to_all_v "
+    "scatter gather barrier"
+)
+DTYPES = _numbered(
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+)
+REDUCTIONS = _numbered("SUM PRODUCT MIN MAX BAND BOR BXOR AVG PREMUL_SUM")
 
 # How NumPy holds a type: bfloat16 as its 16 bits, the fp8 types as bytes.
 _HELD: dict[str, npt.DTypeLike] = {"bfloat16": np.uint16} | {name: np.uint8 for name in DTYPES if name.startswith("float8")}
@@ -242,11 +241,26 @@ class Comm:
     """A communicator of a plugin. Every call blocks, raises PluginError, and releases the GIL."""
 
     def __init__(
-        self, plugin: Plugin, store: DirectoryStore, rank: int, size: int, *, seconds: float = 20, interface: str = "lo", name: str = "c"
+        self,
+        plugin: Plugin,
+        store: DirectoryStore,
+        rank: int,
+        size: int,
+        *,
+        seconds: float = 20,
+        interface: str = "lo",
+        name: str = "c",
     ) -> None:
         self.plugin, self.rank, self.size = plugin, rank, size
         config = CommConfig(
-            c.sizeof(CommConfig), rank, size, -1, name.encode(), c.pointer(store.table), interface.encode(), None, None, after(seconds)
+            struct_size=c.sizeof(CommConfig),
+            rank=rank,
+            size=size,
+            device=-1,
+            name=name.encode(),
+            store=c.pointer(store.table),
+            interface=interface.encode(),
+            deadline=after(seconds),
         )
         handle = c.c_void_p()
         result = plugin.table.comm_create(c.byref(config), c.byref(handle))

@@ -16,21 +16,43 @@ from pathlib import Path
 
 import numpy as np
 from abi import (
-    ABORTED, CAN, DTYPES, EQUAL_BITS, HOST_MEMORY, INVALID, KINDS, PEER_LOST, REDUCTIONS, TIMEOUT, UNSUPPORTED,
-    Array, Comm, DirectoryStore, Plugin, PluginError, after, can_reduce, combine, narrow, numpy_dtype,
+    ABORTED,
+    CAN,
+    DTYPES,
+    EQUAL_BITS,
+    HOST_MEMORY,
+    INVALID,
+    KINDS,
+    PEER_LOST,
+    REDUCTIONS,
+    TIMEOUT,
+    UNSUPPORTED,
+    Array,
+    Comm,
+    DirectoryStore,
+    Plugin,
+    PluginError,
+    after,
+    can_reduce,
+    combine,
+    narrow,
+    numpy_dtype,
 )  # fmt: skip
 
 LARGE = 300_007  # elements: odd, a ring's business even in bytes, and above 1 MiB in 4 bytes
+PERIOD = 251  # of the data: no divisor of any block or piece, so that what is misplaced shows
 
 
 def data(rank: int, count: int, dtype: str, salt: int = 0) -> Array:
     """`count` elements that every rank can compute: small whole numbers, exact in every type and order of sums."""
-    values = (np.arange(count, dtype=np.int64) * (rank + 3) + 5 * rank + salt) % 3 + 1
+    values = (np.arange(PERIOD, dtype=np.int64) ** 2 + 5 * rank + salt) % 3 + 1
     if dtype == "bool":
         values = values % 2
     if dtype.startswith("float8"):
-        return values.astype(np.uint8)  # bytes: these types only move
-    return narrow(values.astype(np.float32) if dtype == "bfloat16" else values, dtype)
+        values = values.astype(np.uint8)  # bytes: these types only move
+    else:
+        values = narrow(values.astype(np.float32) if dtype == "bfloat16" else values, dtype)
+    return np.resize(values, count)
 
 
 def empty(count: int, dtype: str) -> Array:
@@ -39,7 +61,7 @@ def empty(count: int, dtype: str) -> Array:
 
 
 def same(found: Array, wanted: Array, what: str) -> None:
-    if found.tobytes() != wanted.tobytes():
+    if not np.array_equal(found.view(np.uint8), wanted.view(np.uint8)):
         raise AssertionError(f"{what}: got {found[:8]}..., wanted {wanted[:8]}...")
 
 
@@ -47,9 +69,11 @@ def raises(result: int, call: Callable[[], object]) -> PluginError:
     try:
         call()
     except PluginError as error:
-        assert error.result == result, f"wanted result {result}, got {error}"
-        return error
-    raise AssertionError(f"wanted result {result}, got success")
+        caught = error
+    else:
+        raise AssertionError(f"wanted result {result}, got success")
+    assert caught.result == result, f"wanted result {result}, got {caught}"
+    return caught
 
 
 def reductions() -> Iterator[tuple[str, str, int, bool]]:
@@ -95,7 +119,10 @@ class Rank:
         for kind in ("broadcast", "all_gather", "all_gather_v", "scatter", "gather", "all_to_all", "all_to_all_v", "messages"):
             for dtype, count in everything:
                 for in_place in (False, True) if kind != "messages" else (False,):
-                    yield f"{kind}-{dtype}-{count}-{in_place}", lambda k=kind, d=dtype, n=count, p=in_place: getattr(self, k)(comm, d, n, p)
+                    yield (
+                        f"{kind}-{dtype}-{count}-{in_place}",
+                        lambda k=kind, d=dtype, n=count, p=in_place: getattr(self, k)(comm, d, n, p),
+                    )
         for kind in ("all_reduce", "reduce"):
             for dtype, reduction, count, in_place in reductions():
                 yield (
@@ -281,7 +308,9 @@ class Rank:
 
     def native_kinds(self) -> None:
         supports = self.plugin.table.supports
-        native = {kind for kind, number in KINDS.items() if supports(number, DTYPES["float32"], REDUCTIONS["SUM"], HOST_MEMORY) & CAN}
+        native = {
+            kind for kind, number in KINDS.items() if supports(number, DTYPES["float32"], REDUCTIONS["SUM"], HOST_MEMORY) & CAN
+        }
         assert native == set(KINDS) - {"reduce_scatter", "reduce_scatter_v"}, native
         assert supports(KINDS["send"], 99, 0, HOST_MEMORY) == 0
         assert supports(KINDS["send"], DTYPES["float32"], 0, 2) == 0
@@ -297,6 +326,7 @@ class Rank:
     def abort_one(self, name: str, count: int, blocked: bool) -> None:
         comm = self.comm(name=f"{name}{blocked}")
         label = f"{name}.{blocked}"
+        self.meet(f"{label}.created")  # an abort before that would fail the creation on other ranks
         if self.rank == 0:
             self.abort_blocked(comm, name, count, blocked)
         self.meet(label)  # until then the others stay away from the operation, alive
@@ -347,10 +377,10 @@ class Rank:
             x = np.ones(max(count, 1), np.float32)
             kind = "barrier" if name == "barrier" else "all_reduce"
             reduction = None if name == "barrier" else "SUM"
+            y = x.copy()
             begin = time.monotonic()
-            error = raises(
-                TIMEOUT, lambda: comm.run(kind, "float32", input=x, output=x.copy(), count=count, reduction=reduction, seconds=0.4)
-            )
+            op = comm.op(kind, "float32", input=x, output=y, count=count, reduction=reduction, seconds=0.4)
+            error = raises(TIMEOUT, lambda: comm.issue(op))
             took = time.monotonic() - begin
             assert 0.39 < took < 1.5, f"a deadline of 0.4 s was honoured after {took:.3f} s"
             assert name in error.text, error.text
