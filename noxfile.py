@@ -181,7 +181,7 @@ def _no_hardware(backend: str) -> str:
 
 
 def _backend_session(session: nox.Session, backend: str) -> None:
-    """Build one backend and run the tests that are marked as its own, on the real library."""
+    """Build one backend alone and run its tests, on the real library."""
     family = FAMILIES.get(backend, backend)
     if backend != "host" and not (ROOT / "backends" / family / "CMakeLists.txt").is_file():
         session.skip(f"this version of PolyCCL has no {backend} backend (no backends/{family})")
@@ -191,7 +191,9 @@ def _backend_session(session: nox.Session, backend: str) -> None:
     if backend == "gloo" and not _gloo_is_installed():
         session.skip("Gloo is not installed")
     _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "" if backend == "host" else backend})
-    session.run("pytest", "--backend", backend, *(session.posargs or TEST_FOLDERS))
+    # In a build without plugins all tests that are left are the host backend's.
+    chosen = [] if backend == "host" else ["--backend", backend]
+    session.run("pytest", *chosen, *(session.posargs or TEST_FOLDERS))
 
 
 @nox.session
