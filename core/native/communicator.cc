@@ -144,6 +144,10 @@ bool Communicator::runs_native(const Call& call) const {
   return !call.strict && !call.lists && is_native(call.kind(), call.dtype, call.reduction);
 }
 
+bool Communicator::library_below() const {
+  return config_.native || (config_.island[0] && config_.island[0]->config_.native);
+}
+
 bool Communicator::native_messages(Dtype dtype) const {
   if (!config_.native) return false;
   const Backend& backend = config_.native->backend();
@@ -229,14 +233,14 @@ std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& kee
   const bool native = runs_native(e->call);
   auto plan = native ? nullptr : plan_for(e->call);
   if (!native && !native_messages(e->call.dtype) && config_.overlap) {
-    const bool alone = !async && executor_->idle() && Executor::runs_alone(*plan, e->call);
+    const bool alone = !async && !library_below() && executor_->idle() && Executor::runs_alone(*plan, e->call);
     e->plan = std::move(plan);
     if (scope) {
       e->prepare = [this, e = e.get(), scope = *scope] { agree(e->call, scope, e->interrupted); };
     }
     return start(e, async, alone, keep, interrupted);
   }
-  // A library's calls block in ways that no one can interrupt: the operation runs in a lane, whole.
+  // A library's calls block in ways that no signal interrupts: the operation runs in a lane, whole.
   auto inner = std::make_shared<Execution>(*e);
   inner->plan = std::move(plan);
   e->prepare = [this, inner, scope] {

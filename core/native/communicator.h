@@ -121,6 +121,7 @@ class Communicator : private Legs {
   void run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
                     const Interrupted& interrupted);
   bool runs_native(const Call& call) const;
+  bool library_below() const;  // whether operations call a vendor's library, which the caller's thread must not wait in
   std::shared_ptr<const Plan> plan_for(const Call& call);
   std::optional<Agreement::Scope> agreement_scope() const;
   void agree(const Call& call, Agreement::Scope scope, const Interrupted& interrupted);
