@@ -209,12 +209,14 @@ typedef struct polyccl_host {
   void (*log)(void *ctx, int32_t level, const char *text);
 
   /* Combine n elements on the host: output = a (reduction) b, as PolyCCL itself does everywhere (NaN wins in MIN and MAX and is
-   * canonical, 16-bit floats accumulate in float32). output may be a or b. AVG and PREMUL_SUM are refused. */
+   * canonical, 16-bit floats accumulate in float32). output may be a or b. AVG and PREMUL_SUM are refused. With n == 0 the
+   * pointers are not read, and the result tells whether the type can be combined so. */
   polyccl_result (*reduce)(void *ctx, void *output, const void *a, const void *b, uint64_t n, uint32_t dtype,
                            uint32_t reduction);
 } polyccl_host;
 
-/* A key-value store that all ranks of a new communicator share; for bootstrap. Valid during comm_create() only. */
+/* A key-value store that all ranks of a new communicator share; for bootstrap. Valid during comm_create() only. No other communicator,
+ * past or present, sees its keys. */
 typedef struct polyccl_store {
   uint32_t struct_size;
   uint32_t reserved;

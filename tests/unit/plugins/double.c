@@ -1,7 +1,9 @@
-/* A plugin without a library: what it exports and answers is chosen when it is compiled, by -DVARIANT=... (test_loader.py lists them).
+/* A plugin without a library: what it exports and answers is chosen when it is compiled, by -DVARIANT=...
+ * (test_loader.py lists them).
  *
- * Its communicators count what happens to them; the counts are the "version of the library". A send is posted: it gives a request, and
- * request_wait() returns the send's `count` as its result. Any other operation returns its `count` at once. */
+ * Its communicators count what happens to them; the counts are the "version of the library". A send is posted: it gives
+ * a request, and request_wait() returns the send's `count` as its result. Any other operation returns its `count` at
+ * once. */
 #include <polyccl/backend.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,22 +34,22 @@ struct polyccl_request {
   polyccl_result result;
 };
 
-static const polyccl_host *host;
+static const polyccl_host* host;
 static int created, destroyed, aborted, waited;
 static char words[256] = "the double's own words";
 
-static polyccl_result library(char *version, uint64_t version_size, char *file, uint64_t file_size) {
+static polyccl_result library(char* version, uint64_t version_size, char* file, uint64_t file_size) {
   snprintf(version, version_size, "created %d destroyed %d aborted %d waited %d", created, destroyed, aborted, waited);
   snprintf(file, file_size, "%s", "");
   return POLYCCL_OK;
 }
 
-static polyccl_result compatibility(int32_t device, char *key, uint64_t size) {
+static polyccl_result compatibility(int32_t device, char* key, uint64_t size) {
   snprintf(key, size, "double for device %d, host abi %u.%u", device, host->abi >> 16, host->abi & 0xFFFF);
   return device < 100 ? POLYCCL_OK : POLYCCL_ERROR_INVALID;
 }
 
-static polyccl_result device_count(int32_t *count) {
+static polyccl_result device_count(int32_t* count) {
   *count = 3;
   return POLYCCL_OK;
 }
@@ -68,8 +70,8 @@ static uint32_t completion(uint32_t kind, uint32_t memory) {
 }
 
 /* Reads "greeting" from the store, into a buffer that is too small at first, and sets "answer" to it. */
-static polyccl_result comm_create(const polyccl_comm_config *config, polyccl_comm **comm) {
-  const polyccl_store *store = config->store;
+static polyccl_result comm_create(const polyccl_comm_config* config, polyccl_comm** comm) {
+  const polyccl_store* store = config->store;
   char value[64];
   uint64_t size = 0;
   polyccl_result result = store->get(store->ctx, "greeting", value, 1, &size, config->deadline);
@@ -84,7 +86,7 @@ static polyccl_result comm_create(const polyccl_comm_config *config, polyccl_com
   return POLYCCL_OK;
 }
 
-static polyccl_result issue(polyccl_comm *comm, const polyccl_op *const *ops, uint32_t n, polyccl_request **request) {
+static polyccl_result issue(polyccl_comm* comm, const polyccl_op* const* ops, uint32_t n, polyccl_request** request) {
   (void)comm;
   (void)n;
   if (ops[0]->kind != POLYCCL_KIND_SEND) return (polyccl_result)ops[0]->count;
@@ -93,7 +95,7 @@ static polyccl_result issue(polyccl_comm *comm, const polyccl_op *const *ops, ui
   return POLYCCL_OK;
 }
 
-static polyccl_result request_wait(polyccl_comm *comm, polyccl_request *request) {
+static polyccl_result request_wait(polyccl_comm* comm, polyccl_request* request) {
   const polyccl_result result = request->result;
   (void)comm;
   free(request);
@@ -101,26 +103,26 @@ static polyccl_result request_wait(polyccl_comm *comm, polyccl_request *request)
   return result;
 }
 
-static polyccl_result abort_comm(polyccl_comm *comm) {
+static polyccl_result abort_comm(polyccl_comm* comm) {
   (void)comm;
   aborted++;
   return POLYCCL_OK;
 }
 
-static polyccl_result comm_destroy(polyccl_comm *comm) {
+static polyccl_result comm_destroy(polyccl_comm* comm) {
   free(comm);
   destroyed++;
   return POLYCCL_OK;
 }
 
-static void last_error(polyccl_comm *comm, char *text, uint64_t size) {
+static void last_error(polyccl_comm* comm, char* text, uint64_t size) {
   (void)comm;
   snprintf(text, size, "%s", VARIANT == GARBLED ? "caf\xc3\xa9 \xff\xc3(\x01" : words);
 }
 
 struct longer_table {
   polyccl_backend known;
-  void *appended[4];
+  void* appended[4];
 };
 
 static struct longer_table table = {
@@ -151,7 +153,8 @@ static struct longer_table table = {
 extern int function_of_a_library_that_is_not_there(void);
 #endif
 
-POLYCCL_EXPORT polyccl_result polyccl_backend_query(uint32_t host_abi, const polyccl_host *given, const polyccl_backend **backend) {
+POLYCCL_EXPORT polyccl_result polyccl_backend_query(uint32_t host_abi, const polyccl_host* given,
+                                                    const polyccl_backend** backend) {
   (void)host_abi;
   host = given;
   *backend = &table.known;
