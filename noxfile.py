@@ -83,8 +83,8 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The tests that need no special hardware; warnings in PolyCCL's own code are errors."""
     _system_packages(session, gloo=True)
-    # CMake and Ninja are for the tests that build backends outside the tree.
-    _install(session, TORCH, "cmake>=3.21", "ninja", extras="[test]", werror=True)
+    # CMake and Ninja are for the tests that build backends outside the tree, the extra "demo" for the demo's.
+    _install(session, TORCH, "cmake>=3.21", "ninja", extras="[test,demo]", werror=True)
     folders = [folder for folder in TEST_FOLDERS if (ROOT / folder).is_dir()]
     session.run("pytest", *(session.posargs or folders))
 
