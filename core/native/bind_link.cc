@@ -204,6 +204,10 @@ std::string_view to_view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.
 
 void bind_link(nb::module_& module) {
   nb::module_ m = module.def_submodule("link", "The transport between processes, for tests and diagnosis.");
+  // Peers are to see an orderly end; at Python's exit all that a callback may need is still there.
+  nb::module_::import_("atexit").attr("register")(
+      nb::cpp_function(&Link::end, nb::call_guard<nb::gil_scoped_release>()));
+
   nb::class_<LinkRequest>(m, "LinkRequest", "A message on its way.")
       .def_prop_ro("done", &LinkRequest::done)
       .def_prop_ro("error", [](const LinkRequest& request) -> std::optional<ErrorTuple> {

@@ -16,6 +16,7 @@ constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kHandshakeNs = 15 * kSecond;
 constexpr int64_t kUnknownTokenNs = 5 * kSecond;  // how long a peer may take to learn of the token
 constexpr int64_t kFirstPause = kSecond / 100, kLongestPause = kSecond;
+constexpr int64_t kAcceptPause = kSecond / 10;
 constexpr size_t kMaxStrangers = 256;  // accepted sockets whose handshake is not over
 
 }  // namespace
@@ -97,6 +98,7 @@ void Engine::accept_all() {
     Fd fd = accept_from(listener_.get());
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) pause_accepting();
       return;
     }
     const auto strangers =
@@ -113,6 +115,13 @@ void Engine::accept_all() {
     greetings_.emplace(key, std::move(greeting));
     set_timer();
   }
+}
+
+// Out of descriptors or memory: the listener would report the waiting connection again and again.
+void Engine::pause_accepting() {
+  watch(listener_.get(), kListenerKey, 0);
+  accept_again_at_ = now_ns() + kAcceptPause;
+  set_timer();
 }
 
 std::optional<std::string> Engine::find_token(const std::string& name) const {
@@ -234,6 +243,10 @@ void Engine::run_timers() {
   [[maybe_unused]] const ssize_t n = read(timer_.get(), &count, sizeof count);
   timer_at_ = 0;
   const int64_t now = now_ns();
+  if (accept_again_at_ != 0 && accept_again_at_ <= now && listener_) {
+    accept_again_at_ = 0;
+    watch(listener_.get(), kListenerKey, EPOLLIN);
+  }
   std::vector<uint64_t> late;
   for (const auto& [key, greeting] : greetings_) {
     if (greeting.deadline <= now) late.push_back(key);
@@ -256,6 +269,7 @@ void Engine::set_timer() {
   const auto consider = [&](int64_t at) {
     if (at != 0 && (next == 0 || at < next)) next = at;
   };
+  consider(accept_again_at_);
   for (const auto& [key, greeting] : greetings_) consider(greeting.deadline);
   for (const auto& [id, known] : peers_) consider(known.dial.retry_at);
   if (next == timer_at_) return;

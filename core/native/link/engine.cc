@@ -295,7 +295,7 @@ void Engine::fail(Group& group, const Error& error, bool tell) {
   fail_locked(group, error);
   if (!tell || group.told) return;
   group.told = true;
-  for (Peer* peer : group.peers) peer->tell_failure(group.id, error);
+  for (Peer* peer : group.peers) peer->tell_failure(group.id, *group.failure);
 }
 
 void Engine::fail_locked(Group& group, const Error& error) {
@@ -303,8 +303,15 @@ void Engine::fail_locked(Group& group, const Error& error) {
   group.failure = error;
   for (Party* party : group.parties) party->cancel(group.id, error);
   completed();  // also those that wait for nothing but the failure
-  if (group.on_failure) callbacks_.push_back([callback = std::move(group.on_failure), error] { callback(error); });
+  if (group.on_failure) call_later(group, [callback = std::move(group.on_failure), error] { callback(error); });
   group.on_failure = nullptr;
+}
+
+void Engine::call_later(const Group& group, std::function<void()> callback) {
+  callbacks_.push_back([gate = group.gate, callback = std::move(callback)] {
+    const std::lock_guard lock(gate->mutex);
+    if (!gate->closed) callback();
+  });
 }
 
 std::optional<Error> Engine::failure(const Group& group) const {
@@ -316,7 +323,7 @@ std::optional<Error> Engine::failure(const Group& group) const {
 void Engine::on_failure(Group& group, std::function<void(const Error&)> callback) {
   Session session(*this);
   if (group.failure) {
-    callbacks_.push_back([callback = std::move(callback), error = *group.failure] { callback(error); });
+    call_later(group, [callback = std::move(callback), error = *group.failure] { callback(error); });
   } else {
     group.on_failure = std::move(callback);
   }
@@ -340,6 +347,10 @@ void Engine::connect(Group& group, std::span<const int> peers) {
 
 void Engine::end_group(Group& group) {
   if (dead_) return;
+  {
+    const std::lock_guard lock(group.gate->mutex);
+    group.gate->closed = true;
+  }
   Session session(*this);
   const Error error(Code::kAborted, group_text(group.id) + " was destroyed while a message was pending");
   for (Party* party : group.parties) party->cancel(group.id, error);
@@ -386,7 +397,7 @@ void Engine::late_mismatch(uint64_t id, const ProcessId& member, const Tag& tag,
   completed();
   for (size_t rank = 0; rank < group->members.size(); ++rank) {
     if (group->members[rank].process != member) continue;
-    callbacks_.push_back([callback = group->on_late_mismatch, rank = static_cast<int>(rank), tag, error] {
+    call_later(*group, [callback = group->on_late_mismatch, rank = static_cast<int>(rank), tag, error] {
       callback(rank, tag, error);
     });
     return;

@@ -21,6 +21,12 @@
 
 namespace polyccl {
 
+// Lets the end of a group wait for a callback of it that is running, and keeps later ones from starting.
+struct Gate {
+  std::recursive_mutex mutex;
+  bool closed = false;
+};
+
 // What the engine knows of a group; the caller's LinkGroup refers to it.
 struct Group {
   uint64_t id = 0;
@@ -32,6 +38,7 @@ struct Group {
   std::vector<Peer*> peers;     // the other processes among them
   std::optional<Error> failure;
   bool told = false;
+  std::shared_ptr<Gate> gate = std::make_shared<Gate>();
   std::function<void(const Error&)> on_failure;
   std::function<void(int, const Tag&, const Error&)> on_late_mismatch;
 };
@@ -100,6 +107,7 @@ class Engine final : public Link, private Hub {
   void dispatch(uint64_t key, uint32_t events);
 
   void accept_all();
+  void pause_accepting();
   void start_dial(Known& known);
   void try_dial(Known& known);
   void dial_failed(Known& known, Refusal refusal, const std::string& why);
@@ -116,6 +124,7 @@ class Engine final : public Link, private Hub {
 
   Group* find_group(uint64_t id);
   void fail_locked(Group& group, const Error& error);
+  void call_later(const Group& group, std::function<void()> callback);
   LinkCounters count(const Known& known) const;
 
   void need_connection(const ProcessId& peer) override;
@@ -132,7 +141,7 @@ class Engine final : public Link, private Hub {
   Fd epoll_, listener_, timer_;
   std::unique_ptr<Driver> driver_;
   int64_t connect_timeout_ = 30'000'000'000;
-  int64_t timer_at_ = 0;
+  int64_t timer_at_ = 0, accept_again_at_ = 0;
 
   uint64_t next_key_ = 16;  // of sockets in the poller; the first few are the engine's own
   std::unordered_map<uint64_t, Greeting> greetings_;

@@ -21,16 +21,13 @@ void after_fork_in_parent() {
 void after_fork_in_child() {
   if (Engine* engine = the_engine) engine->after_fork_in_child();
 }
-void at_exit() {
-  if (Engine* engine = the_engine) engine->shutdown();
-}
 
 Engine* start() {
   // Never destroyed: threads that wait on it may outlive every static object.
   Engine* engine = std::make_unique<Engine>().release();
   the_engine = engine;
   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-  std::atexit(at_exit);
+  std::atexit(Link::end);
   return engine;
 }
 
@@ -39,6 +36,10 @@ Engine* start() {
 Link& Link::instance() {
   static Engine* engine = start();
   return *engine;
+}
+
+void Link::end() {
+  if (Engine* engine = the_engine) engine->shutdown();
 }
 
 }  // namespace polyccl

@@ -75,6 +75,7 @@ class LinkGroup {
   virtual std::optional<Error> failure() const = 0;
 
   // Called once, on failure, from whichever thread notices; must not block and must not call the link.
+  // None runs any more once the group's destructor has returned.
   virtual void on_failure(std::function<void(const Error&)> callback) = 0;
 
   // Called when a member's receive turns out to differ in size from a small message whose send was done already, so
@@ -109,6 +110,10 @@ class Link {
   // The process's link; started at the first call. `interface` is POLYCCL_SOCKET_IFNAME's value or empty. After fork()
   // the child's link is dead: its sockets are closed, and every call throws kInternal with a sentence that says so.
   static Link& instance();
+
+  // shutdown() of the process's link, where it was started. Also runs at the process's exit, but then other parts may
+  // have ended before.
+  static void end();
 
   virtual LinkAddress address() const = 0;
 
