@@ -48,6 +48,7 @@ struct Agreement::Exchange {
   uint64_t sequence;
   Deadline deadline;
   const Interrupted& interrupted;
+  std::string what;
   std::vector<std::pair<int, std::shared_ptr<LinkRequest>>> pending{};
 
   Tag tag(Round round) const { return {self.tag_group_, sequence, round, 0, kAgreementChannel}; }
@@ -60,7 +61,7 @@ struct Agreement::Exchange {
     pending.emplace_back(peer, self.group_.recv(peer, tag(round), memory, bytes));
   }
 
-  void wait(const std::string& what) {
+  void wait() {
     const auto all_done = [this] {
       return std::all_of(pending.begin(), pending.end(), [](const auto& p) { return p.second->done(); });
     };
@@ -90,77 +91,73 @@ Agreement::Agreement(LinkGroup& group, uint64_t tag_group, int rank, const std::
 }
 
 void Agreement::agree(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted) {
-  ++sequence_;
+  mine_ = mine;
+  Exchange exchange{*this, ++sequence_, deadline, interrupted, call_name(mine)};
   if (islands_[island_].front() == rank_) {
-    as_head(mine, scope, deadline, interrupted);
+    as_head(scope, exchange);
   } else {
-    as_member(mine, scope, deadline, interrupted);
+    as_member(scope, exchange);
   }
 }
 
-void Agreement::as_member(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted) {
-  Exchange exchange{*this, sequence_, deadline, interrupted};
+void Agreement::as_member(Scope scope, Exchange& exchange) {
   const int head = islands_[island_].front();
-  uint64_t differs = 0;
-  exchange.recv(head, kVerdict, &differs, sizeof differs);
-  exchange.send(head, kToHead, &mine, sizeof mine);
-  exchange.wait(call_name(mine));
-  if (differs == 0) return;
-  Table table(scope == Scope::kAll ? members_.size() : islands_[island_].size());
-  exchange.recv(head, kWholeTable, table.data(), table.size() * sizeof(Fingerprint));
-  exchange.wait(call_name(mine));
-  throw Error(Code::kMismatch, difference(table));
+  exchange.recv(head, kVerdict, &differs_, sizeof differs_);
+  exchange.send(head, kToHead, &mine_, sizeof mine_);
+  exchange.wait();
+  if (differs_ == 0) return;
+  whole_.resize(scope == Scope::kAll ? members_.size() : islands_[island_].size());
+  exchange.recv(head, kWholeTable, whole_.data(), whole_.size() * sizeof(Fingerprint));
+  exchange.wait();
+  throw Error(Code::kMismatch, difference(whole_));
 }
 
-Agreement::Table Agreement::gather_island(const Fingerprint& mine, Exchange& exchange) {
+void Agreement::as_head(Scope scope, Exchange& exchange) {
   const auto& ranks = islands_[island_];
-  Table table(ranks.size());
-  table[0] = mine;
-  for (size_t i = 1; i < ranks.size(); ++i) exchange.recv(ranks[i], kToHead, &table[i], sizeof(Fingerprint));
-  exchange.wait(call_name(mine));
-  return table;
+  table_.assign(ranks.size(), mine_);
+  for (size_t i = 1; i < ranks.size(); ++i) exchange.recv(ranks[i], kToHead, &table_[i], sizeof(Fingerprint));
+  exchange.wait();
+  const bool uniform = std::all_of(table_.begin(), table_.end(), [this](const auto& f) { return f == mine_; });
+  differs_ = uniform && mine_.refused == 0 ? 0 : 1;
+  const bool among_islands = scope == Scope::kAll && islands_.size() > 1;
+  if (among_islands) compare_islands(exchange);
+  whole_ = table_;
+  if (differs_ != 0 && scope == Scope::kAll) gather_tables(exchange);
+  for (size_t i = 1; i < ranks.size(); ++i) {
+    exchange.send(ranks[i], kVerdict, &differs_, sizeof differs_);
+    if (differs_ != 0) exchange.send(ranks[i], kWholeTable, whole_.data(), whole_.size() * sizeof(Fingerprint));
+  }
+  exchange.wait();
+  if (differs_ != 0) throw Error(Code::kMismatch, difference(whole_));
 }
 
-void Agreement::as_head(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted) {
-  Exchange exchange{*this, sequence_, deadline, interrupted};
-  Table table = gather_island(mine, exchange);
-  const auto uniform = [](const Table& t) {
-    return std::all_of(t.begin(), t.end(), [&](const auto& f) { return f == t[0]; });
-  };
-  uint64_t differs = uniform(table) && mine.refused == 0 ? 0 : 1;
-  if (scope == Scope::kAll && islands_.size() > 1) {
-    const Summary own{mine, differs == 0};
-    std::vector<Summary> summaries(islands_.size(), own);
-    for (size_t i = 0; i < islands_.size(); ++i) {
-      if (i == island_) continue;
-      exchange.recv(islands_[i].front(), kSummaries, &summaries[i], sizeof(Summary));
-      exchange.send(islands_[i].front(), kSummaries, &own, sizeof own);
-    }
-    exchange.wait(call_name(mine));
-    for (const Summary& s : summaries) differs |= s.uniform == 0 || !(s.first == summaries[0].first) ? 1 : 0;
+// Heads tell one another what their islands call.
+void Agreement::compare_islands(Exchange& exchange) {
+  summaries_.assign(islands_.size(), Summary{mine_, differs_ == 0});
+  for (size_t i = 0; i < islands_.size(); ++i) {
+    if (i == island_) continue;
+    exchange.recv(islands_[i].front(), kSummaries, &summaries_[i], sizeof(Summary));
+    exchange.send(islands_[i].front(), kSummaries, &summaries_[island_], sizeof(Summary));
   }
-  Table whole = table;
-  if (differs != 0 && scope == Scope::kAll) {
-    whole.assign(members_.size(), {});
-    std::vector<Table> tables(islands_.size());
-    for (size_t i = 0; i < islands_.size(); ++i) {
-      tables[i] = i == island_ ? table : Table(islands_[i].size());
-      if (i == island_) continue;
-      exchange.recv(islands_[i].front(), kTables, tables[i].data(), tables[i].size() * sizeof(Fingerprint));
-      exchange.send(islands_[i].front(), kTables, table.data(), table.size() * sizeof(Fingerprint));
-    }
-    exchange.wait(call_name(mine));
-    for (size_t i = 0; i < islands_.size(); ++i) {
-      for (size_t j = 0; j < islands_[i].size(); ++j) whole[static_cast<size_t>(islands_[i][j])] = tables[i][j];
-    }
+  exchange.wait();
+  for (const Summary& s : summaries_) differs_ |= s.uniform == 0 || !(s.first == mine_) ? 1 : 0;
+}
+
+// Somewhere ranks differ: heads collect what every rank calls.
+void Agreement::gather_tables(Exchange& exchange) {
+  tables_.resize(islands_.size());
+  for (size_t i = 0; i < islands_.size(); ++i) {
+    if (i == island_) continue;
+    tables_[i].resize(islands_[i].size());
+    exchange.recv(islands_[i].front(), kTables, tables_[i].data(), tables_[i].size() * sizeof(Fingerprint));
+    exchange.send(islands_[i].front(), kTables, table_.data(), table_.size() * sizeof(Fingerprint));
   }
-  for (size_t i = 1; i < islands_[island_].size(); ++i) {
-    exchange.send(islands_[island_][i], kVerdict, &differs, sizeof differs);
-    if (differs != 0)
-      exchange.send(islands_[island_][i], kWholeTable, whole.data(), whole.size() * sizeof(Fingerprint));
+  exchange.wait();
+  tables_[island_] = table_;
+  whole_.resize(members_.size());
+  for (size_t i = 0; i < islands_.size(); ++i) {
+    for (size_t j = 0; j < islands_[i].size(); ++j) whole_[static_cast<size_t>(islands_[i][j])] = tables_[i][j];
   }
-  exchange.wait(call_name(mine));
-  if (differs != 0) throw Error(Code::kMismatch, difference(whole));
 }
 
 std::string Agreement::ranks_text(const std::vector<int>& ranks) const {

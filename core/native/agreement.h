@@ -52,9 +52,10 @@ class Agreement {
   };
   struct Exchange;
 
-  void as_member(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted);
-  void as_head(const Fingerprint& mine, Scope scope, Deadline deadline, const Interrupted& interrupted);
-  Table gather_island(const Fingerprint& mine, Exchange& exchange);
+  void as_member(Scope scope, Exchange& exchange);
+  void as_head(Scope scope, Exchange& exchange);
+  void compare_islands(Exchange& exchange);
+  void gather_tables(Exchange& exchange);
   std::string difference(const Table& table) const;
   std::string ranks_text(const std::vector<int>& ranks) const;
 
@@ -65,6 +66,13 @@ class Agreement {
   const std::vector<std::string> members_;
   size_t island_ = 0;  // this rank's
   uint64_t sequence_ = 0;
+  // What messages read and write. It outlives a call that fails: until the group has failed too, the link may still use
+  // it.
+  Fingerprint mine_;
+  uint64_t differs_ = 0;
+  Table table_, whole_;
+  std::vector<Summary> summaries_;
+  std::vector<Table> tables_;
 };
 
 }  // namespace polyccl

@@ -113,6 +113,17 @@ void cut(Execution& e) {
   }
 }
 
+// What a lane caught: nothing may leave its thread.
+Error current_error() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(Code::kInternal, error.what());
+  }
+}
+
 Error timed_out(const Execution& e, const std::string& waiting_for) {
   return Error(Code::kTimeout, "timed out" + (waiting_for.empty() ? "" : " waiting for " + waiting_for) +
                                    "; see whether all ranks called " + std::string(e.call.row->name) +
@@ -180,9 +191,9 @@ class Executor::CrossLane {
 
   // After a failure: everything counts as done. The group has failed, so that no request touches memory any more.
   void skip() {
-    for (auto& f : std::exchange(flights_, {})) executor_.mark(*f.it, f.step);
+    for (auto& f : std::exchange(flights_, {})) mark_once(*f.it, f.step);
     for (auto& entry : std::exchange(entries_, {})) {
-      for (uint32_t step : entry.waiting) executor_.mark(*entry.it, step);
+      for (uint32_t step : entry.waiting) mark_once(*entry.it, step);
     }
   }
 
@@ -198,6 +209,11 @@ class Executor::CrossLane {
     uint64_t bytes;
     int64_t begin;
   };
+
+  // An error in the middle of a pass leaves steps in the lists that are done.
+  void mark_once(Iteration& it, uint32_t step) {
+    if (!it.done[step]) executor_.mark(it, step);
+  }
 
   bool collect() {
     bool moved = false;
@@ -547,8 +563,8 @@ void Executor::prepare_front(std::unique_lock<std::mutex>& lock) {
   std::optional<Error> error = legs_.failure();
   try {
     if (!error && e->prepare) e->prepare();
-  } catch (const Error& thrown) {
-    error = thrown;
+  } catch (...) {
+    error = current_error();
   }
   lock.lock();
   e->prepared = true;
@@ -611,8 +627,8 @@ void Executor::local_lane(Lane lane) {
       lock.unlock();
       try {
         if (!legs_.failure()) run_steps(*it, lane);
-      } catch (const Error& error) {
-        legs_.fail(error);
+      } catch (...) {
+        legs_.fail(current_error());
       }
       if (legs_.failure()) skip(*it, lane);
       retire(it);
@@ -652,8 +668,8 @@ void Executor::cross_lane() {
       if (!cross.empty() && !legs_.failure() && !Link::instance().wait(ready, deadline)) {
         throw timed_out(*urgent, cross.outstanding());
       }
-    } catch (const Error& error) {
-      legs_.fail(error);
+    } catch (...) {
+      legs_.fail(current_error());
     }
     if (legs_.failure()) {
       cross.skip();
