@@ -51,7 +51,8 @@ def draw_losses(axes: Axes, run: Any, reference: Any, size: int) -> None:
     steps = range(1, len(run.losses) + 1)
     axes.plot(steps, run.losses, color=ISLANDS[0][1], linewidth=5, label=f"{size} ranks over the bridge")
     axes.plot(steps, reference.losses, color=INK, linewidth=1.2, linestyle="--", label="one process, same batches")
-    axes.set(yscale="log", xlabel="step", ylabel="loss")
+    scale = "log" if max(run.losses) > 5 * min(run.losses) else "linear"
+    axes.set(yscale=scale, xlabel="step", ylabel="loss")
     title(axes, f"The same training: {run.accuracy:.1%} of held-out images read right")
     axes.legend(frameon=False)
     tidy(axes)
@@ -94,8 +95,9 @@ def draw_timeline(axes: Axes, islands: list[list[int]], labels: list[str], timel
         for place, rank in enumerate(ranks):
             row = top + 0.26 + place
             events, spans = timelines[rank]
-            events = [event for event in events if first <= event[-2] < last]
-            draw_rank(clock, row, events, [span[1:] for span in spans if span[0] in steps], strong, light)
+            own = [span[1:] for span in spans if span[0] in steps]
+            begin, end = own[0][1], own[-1][2]
+            draw_rank(clock, row, [event for event in events if begin <= event[-2] and event[-1] <= end], own, strong, light)
             ticks[f"rank {rank}"] = row + 0.42, strong
         top += len(ranks) + 0.36
     axes.set(ylim=(top - 0.14, 0), xlim=(-0.01 * clock.total, 1.1 * clock.total), xlabel="milliseconds")

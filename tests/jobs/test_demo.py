@@ -16,7 +16,11 @@ DEMO = Path(__file__).parents[2] / "examples" / "train_two_islands.py"
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(DEMO), "--out", str(folder / "demo.png"), *arguments], cwd=folder, capture_output=True, text=True, timeout=150
+        [sys.executable, str(DEMO), "--out", str(folder / "demo.png"), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
 
 

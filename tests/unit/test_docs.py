@@ -1,6 +1,6 @@
 """The documentation is true: its examples run, its tables are those of the sources, its links lead somewhere.
 
-A block of Python code runs as it stands, unless ``<!-- not run -->`` stands above it; ``<!-- launch: host=2,host=2 -->`` above it runs it
+A block of Python code runs as it stands, unless ``<!-- not run -->`` stands above it; below ``<!-- launch: host=2,host=2 -->`` it runs
 as every rank of these islands. A block of shell commands runs where ``<!-- run -->`` stands above it. What stands between
 ``<!-- table: NAME -->`` and ``<!-- end -->`` is generated: ``python tests/unit/test_docs.py`` writes it anew.
 """
@@ -66,9 +66,8 @@ def finish(command: list[str], folder: Path, environ: dict[str, str] | None = No
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_python_in_the_documentation_runs(block: Block, tmp_path: Path) -> None:
-    for package in ("torch", "numpy"):
-        if re.search(rf"^import {package}\b", block.code, re.M) or package == "numpy" and "verify" in block.code:
-            pytest.importorskip(package)
+    if "import torch" in block.code:
+        pytest.importorskip("torch")
     script = tmp_path / "example.py"
     script.write_text(block.code, encoding="utf-8")
     command = [sys.executable, str(script)]
@@ -104,7 +103,9 @@ def operations_table() -> str:
 
     lines = ["| operation | gives | gets | ranks agree on | in place, input is |", "|---|---|---|---|---|"]
     for row in OPERATIONS:
-        in_place = {"": "", "same": "output", "output_block": "own block of output", "input_block": "own block is output"}[row.in_place]
+        in_place = {"": "", "same": "output", "output_block": "own block of output", "input_block": "own block is output"}[
+            row.in_place
+        ]
         gives, gets = side(row.input, row.input_at), side(row.output, row.output_at)
         lines.append(f"| `{row.name}` | {gives} | {gets} | {', '.join(row.agree)} | {in_place} |")
     return "\n".join(lines) + "\n"
