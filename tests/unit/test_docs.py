@@ -1,7 +1,7 @@
 """The documentation is true: its examples run, its tables are those of the sources, its links lead somewhere.
 
-A block of Python code runs as it stands, unless ``<!-- not run -->`` stands above it; below ``<!-- launch: host=2,host=2 -->`` it runs
-as every rank of these islands. A block of shell commands runs where ``<!-- run -->`` stands above it. What stands between
+A block of Python code runs as it stands, unless ``<!-- not run -->`` stands above it; below ``<!-- launch: host=2,host=2 -->`` it
+runs as every rank of these islands. A block of shell commands runs where ``<!-- run -->`` stands above it. What stands between
 ``<!-- table: NAME -->`` and ``<!-- end -->`` is generated: ``python tests/unit/test_docs.py`` writes it anew.
 """
 
