@@ -84,7 +84,12 @@ void check_reduction(const Check& check, const Call& call) {
 void set_factor(const Check& check, CheckedCall& c, nb::handle factor) {
   if (c.call.reduction != POLYCCL_REDUCTION_PREMUL_SUM || !check.row.reduces) return;
   if (PyFloat_Check(factor.ptr()) || PyLong_Check(factor.ptr())) {
-    store_scalar(c.call.factor.data(), PyFloat_AsDouble(factor.ptr()), c.call.dtype);
+    const double value = PyFloat_AsDouble(factor.ptr());
+    if (value == -1.0 && PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      check.refuse("the factor of PREMUL_SUM is too large for a float");
+    }
+    store_scalar(c.call.factor.data(), value, c.call.dtype);
     return;
   }
   const Tensor t = intake(factor, Access::kRead, std::string(check.row.name) + ": factor");
@@ -93,6 +98,21 @@ void set_factor(const Check& check, CheckedCall& c, nb::handle factor) {
                  std::string(dtype_name(c.call.dtype)) + ") in host memory");
   }
   std::memcpy(c.call.factor.data(), t.data, dtype_size(t.dtype));
+}
+
+struct Given {
+  bool input_list, output_list;
+};
+
+// A list of blocks has one for each rank.
+void check_lists(const Check& check, const CheckedCall& c, Given given, bool reads, bool writes) {
+  const auto require = [&](const std::vector<Tensor>& tensors, const char* what) {
+    if (tensors.size() == check.size) return;
+    check.refuse(std::string(what) + " must list one tensor for each of the " + std::to_string(check.size) + " ranks, and has " +
+                 std::to_string(tensors.size()));
+  };
+  if (reads && given.input_list) require(c.inputs, "input");
+  if (writes && given.output_list) require(c.outputs, "output");
 }
 
 uint64_t total_count(const std::vector<Tensor>& tensors) {
@@ -104,13 +124,8 @@ Side one_block(const Tensor& t) { return {{static_cast<char*>(t.data)}, {}}; }
 
 // Blocks of equal length: a list of `size` tensors of `count` elements, or one tensor of size * count.
 Side equal_blocks(const Check& check, const std::vector<Tensor>& tensors, bool list, uint64_t count, const char* what) {
-  const std::string n = std::to_string(check.size);
-  if (list && tensors.size() != check.size) {
-    check.refuse(std::string(what) + " must list one tensor for each of the " + n + " ranks, and has " +
-                 std::to_string(tensors.size()));
-  }
   if (!list && tensors[0].count != count * check.size) {
-    check.refuse(std::string(what) + " must have " + n + " times " + std::to_string(count) + " elements, and has " +
+    check.refuse(std::string(what) + " must have " + std::to_string(check.size) + " times " + std::to_string(count) + " elements, and has " +
                  std::to_string(tensors[0].count));
   }
   if (!list)
@@ -132,7 +147,6 @@ Side ragged_blocks(const Check& check, const std::vector<Tensor>& tensors, bool 
   Side side;
   const std::string name(what);
   if (list) {
-    if (tensors.size() != check.size) check.refuse(name + " must list one tensor for each rank");
     for (const Tensor& t : tensors) {
       side.blocks.push_back(static_cast<char*>(t.data));
       side.counts.push_back(t.count);
@@ -158,10 +172,6 @@ Side ragged_blocks(const Check& check, const std::vector<Tensor>& tensors, bool 
                  std::to_string(t.rows) + " rows");
   return side;
 }
-
-struct Given {
-  bool input_list, output_list;
-};
 
 void shape_ragged(const Check& check, CheckedCall& c, const Arguments& a, Given given) {
   Call& call = c.call;
@@ -290,6 +300,7 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
       (given.output_list && row->output == Shape::kOne && writes)) {
     check.refuse("one tensor is wanted where a list was given");
   }
+  check_lists(check, c, given, reads, writes);
   check_tensors(check, c);
   c.call.dtype = c.inputs.empty() && c.outputs.empty() ? Dtype{POLYCCL_DTYPE_UINT8}
                                                        : (c.inputs.empty() ? c.outputs : c.inputs)[0].dtype;

@@ -1,7 +1,6 @@
 // Python face of communicators and works.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
-#include <nanobind/stl/chrono.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -10,7 +9,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 
@@ -77,8 +75,9 @@ CheckedCall checked(Communicator& comm, const Arguments& arguments) {
   try {
     return check_arguments(comm, arguments);
   } catch (const Error&) {
+    const Operation* row = find_operation(arguments.kind);
     nb::gil_scoped_release release;
-    comm.announce_refusal();
+    if (row != nullptr && row->collective()) comm.announce_refusal();  // a message concerns no one but its peer
     throw;
   }
 }
@@ -264,16 +263,27 @@ nb::object error_of(const Work& work) {
   return nb::module_::import_("polyccl.errors").attr(error_class(error->code()))(error->what());
 }
 
-// A timedelta, or seconds.
-using Duration = std::optional<std::chrono::duration<double>>;
+// The seconds of a timedelta or a number; nothing for None.
+Seconds seconds_of(nb::handle timeout) {
+  if (timeout.is_none()) return {};
+  const nb::object value =
+      nb::hasattr(timeout, "total_seconds") ? timeout.attr("total_seconds")() : nb::borrow(timeout);
+  const double seconds = PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    throw Error(Code::kInvalidArgument, "a timeout must be a timedelta or a number of seconds");
+  }
+  return seconds;
+}
 
-void wait(Work& work, const Duration& timeout) {
+void wait(Work& work, nb::handle timeout) {
+  const Seconds limit = seconds_of(timeout);
   {
     nb::gil_scoped_release release;
-    if (!work.wait(timeout ? deadline_in(timeout->count()) : 0, signalled)) {
+    if (!work.wait(limit ? deadline_in(*limit) : 0, signalled)) {
       nb::gil_scoped_acquire gil;
       if (PyErr_Occurred()) throw InterruptedWait();
-      throw Error(Code::kTimeout, work.description() + ": not done within " + std::to_string(timeout->count()) +
+      throw Error(Code::kTimeout, work.description() + ": not done within " + std::to_string(*limit) +
                                       " s; it goes on, wait again or abort the communicator");
     }
   }
@@ -287,7 +297,7 @@ void bind_work(nb::module_& m) {
            "the operation "
            "then goes on.")
       .def(
-          "wait_blocking", [](Work& w) { wait(w, {}); }, "As wait(), for operations of devices too.")
+          "wait_blocking", [](Work& w) { wait(w, nb::none()); }, "As wait(), for operations of devices too.")
       .def("is_completed", &Work::done, "True once the operation is done, with or without an error. Does not block.")
       .def("exception", &error_of, "The operation's error, or None. Does not block.")
       .def(
@@ -346,6 +356,8 @@ void bind_comm(nb::module_& m) {
            "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a = nb::none(),
            "strict"_a = false)
       .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a = nb::none())
+      .def("announce_refusal", &Communicator::announce_refusal, nb::call_guard<nb::gil_scoped_release>(),
+           "Where calls are checked, tell the other ranks that this rank refused its call. Does not block.")
       .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("finalize", &finalize, "timeout"_a = nb::none())
       .def_prop_ro("broken", [](const Communicator& c) { return c.failure().has_value(); })

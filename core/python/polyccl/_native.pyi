@@ -105,7 +105,7 @@ class Backend:
 class Work:
     """An operation that was issued."""
 
-    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+    def wait(self, timeout: datetime.timedelta | float | None = None) -> None:
         """
         Block until the operation is done; raise its error. With `timeout` (seconds), raise CommTimeout after it; the operation
         then goes on.
@@ -166,6 +166,7 @@ class Communicator:
         strict: bool = False,
     ) -> Work: ...
     def issue_batch(self, items: Sequence[tuple[bool, object, int]], async_op: bool, timeout: float | None = None) -> Work: ...
+    def announce_refusal(self) -> None: ...
     def abort(self) -> None: ...
     def finalize(self, timeout: float | None = None) -> None: ...
     @property

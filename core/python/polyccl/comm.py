@@ -139,7 +139,7 @@ class Comm:
 
         Algorithm: inside islands reduce_scatter and all_gather, between them an exchange of shards (see docs/algorithms.md).
         """
-        if hints or timeout is not None or self._strict or self._ends_process:
+        if hints or timeout is not None or self._strict or self._ends_process or type(op) is not ReduceOp:
             return self._issue(Kind.ALL_REDUCE, tensor, tensor, op, -1, async_op, hints, timeout)
         return self._native.issue(4, tensor, tensor, op.code, op.factor, -1, None, None, async_op)
 
@@ -165,7 +165,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Gather every rank's ``tensor``, shape (n,), into ``tensor_list``: one tensor of shape (n,) for each rank."""
-        return self._issue(Kind.ALL_GATHER, tensor, _list(tensor_list), None, -1, async_op, hints, timeout)
+        return self._issue(Kind.ALL_GATHER, tensor, self._list(tensor_list), None, -1, async_op, hints, timeout)
 
     def all_gather_v(
         self,
@@ -176,7 +176,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """As `all_gather`, with lengths that differ by rank; all ranks give lists of the same lengths."""
-        return self._issue(Kind.ALL_GATHER_V, tensor, _list(tensor_list), None, -1, async_op, hints, timeout)
+        return self._issue(Kind.ALL_GATHER_V, tensor, self._list(tensor_list), None, -1, async_op, hints, timeout)
 
     def all_gather_single(
         self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
@@ -194,7 +194,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Reduce entry r of every rank's ``input_list``, shape (n,) each, into ``output``, shape (n,), of rank r."""
-        return self._issue(Kind.REDUCE_SCATTER, _list(input_list), output, op, -1, async_op, hints, timeout)
+        return self._issue(Kind.REDUCE_SCATTER, self._list(input_list), output, op, -1, async_op, hints, timeout)
 
     def reduce_scatter_v(
         self,
@@ -206,7 +206,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """As `reduce_scatter`, with lengths that differ by entry; all ranks give lists of the same lengths."""
-        return self._issue(Kind.REDUCE_SCATTER_V, _list(input_list), output, op, -1, async_op, hints, timeout)
+        return self._issue(Kind.REDUCE_SCATTER_V, self._list(input_list), output, op, -1, async_op, hints, timeout)
 
     def reduce_scatter_single(
         self,
@@ -232,7 +232,7 @@ class Comm:
 
         Lengths may differ by pair of ranks; sender and receiver must agree, else both raise Mismatch.
         """
-        outputs, inputs = _list(output_tensor_list), _list(input_tensor_list)
+        outputs, inputs = self._list(output_tensor_list), self._list(input_tensor_list)
         return self._issue(Kind.ALL_TO_ALL_V, inputs, outputs, None, -1, async_op, hints, timeout)
 
     def all_to_all_single(
@@ -252,7 +252,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """As `all_to_all_single`, with parts of unlike numbers of rows (of dimension 0), which add up to the tensor's."""
-        splits = _list(input_split_sizes), _list(output_split_sizes)
+        splits = self._list(input_split_sizes), self._list(output_split_sizes)
         return self._issue(Kind.ALL_TO_ALL_V, input, output, None, -1, async_op, hints, timeout, splits)
 
     def scatter(
@@ -265,7 +265,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Send entry r of rank ``root``'s ``input_tensor_list`` into ``output_tensor``, shape (n,), of rank r."""
-        source = _list(input_tensor_list) if root == self._group.rank else None
+        source = self._list(input_tensor_list) if root == self._group.rank else None
         return self._issue(Kind.SCATTER, source, output_tensor, None, root, async_op, hints, timeout)
 
     def gather(
@@ -278,7 +278,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Gather every rank's ``input_tensor``, shape (n,), into ``output_tensor_list`` of rank ``root``; elsewhere it is empty."""
-        target = _list(output_tensor_list) if root == self._group.rank else None
+        target = self._list(output_tensor_list) if root == self._group.rank else None
         return self._issue(Kind.GATHER, input_tensor, target, None, root, async_op, hints, timeout)
 
     def gather_single(
@@ -370,15 +370,38 @@ class Comm:
         timeout: Timeout,
         splits: tuple[Splits, Splits] = (None, None),
     ) -> Work:
-        strict = self._strict or bool(hints and is_strict(check_hints(hints, CALL_HINTS)))
-        code, factor = (0, None) if op is None else (op.code, op.factor)
-        limit = None if timeout is None else seconds(timeout)
+        try:
+            strict = self._strict or bool(hints and is_strict(check_hints(hints, CALL_HINTS)))
+            code, factor = (0, None) if op is None else _reduction(op)
+            limit = None if timeout is None else seconds(timeout)
+        except InvalidArgument:
+            self._announce_refusal(kind)
+            raise
         try:
             return self._native.issue(kind, input, output, code, factor, peer, *splits, async_op, limit, strict)
+        except TypeError:
+            self._announce_refusal(kind)
+            raise InvalidArgument(
+                f"{kind.name.lower()} on communicator '{self.get_name()}': ranks and split sizes must be integers; given were "
+                f"{peer!r} and {splits!r}"
+            ) from None
         except Exception as error:
             if self._ends_process and self._native.broken:
                 _end_process(error)
             raise
+
+
+    def _announce_refusal(self, kind: Kind) -> None:
+        """Tell the other ranks of a collective, where they check."""
+        if kind not in (Kind.SEND, Kind.RECV):
+            self._native.announce_refusal()
+
+    def _list(self, values: Any) -> Any:
+        """Lists stay lists; what is a tensor, or nothing, is refused where a list is due."""
+        if isinstance(values, (list, tuple)):
+            return values
+        self._native.announce_refusal()
+        raise InvalidArgument(f"communicator '{self.get_name()}': a list is wanted, and {type(values).__name__} was given")
 
 
 _living: weakref.WeakSet[Comm] = weakref.WeakSet()
@@ -412,11 +435,11 @@ class BatchSendRecv:
         return self._comm._native.issue_batch(self.ops, async_op, None if timeout is None else seconds(timeout))
 
 
-def _list(values: Any) -> Any:
-    """Lists stay lists; what is a tensor, or nothing, is refused where a list is due."""
-    if not isinstance(values, (list, tuple)):
-        raise InvalidArgument(f"a list of tensors is wanted, and {type(values).__name__} was given")
-    return values
+def _reduction(op: ReduceOp) -> tuple[int, Any]:
+    """Its number, and the factor."""
+    if not isinstance(op, ReduceOp):
+        raise InvalidArgument(f"op must be a ReduceOp, e.g. polyccl.ReduceOp.SUM, and is {op!r}")
+    return op.code, op.factor
 
 
 def _end_process(error: Exception) -> NoReturn:
