@@ -257,7 +257,6 @@ def run_rank(options: argparse.Namespace) -> int:
         return 0 if equal else 1
 
     print(f"{steps} steps of {batch} images on {size} ranks are done; now the same in one process", flush=True)
-    torch.set_num_threads(os.cpu_count() or 1)
     alone = make_model()
     vector_to_parameters(begin.clone(), alone.parameters())
     reference = train(alone, batch, steps)
