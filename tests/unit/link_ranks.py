@@ -6,11 +6,13 @@ still run have said it. Bodies assert; a rank that ends with status 0 has proven
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import random
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -22,6 +24,7 @@ from polyccl._native import link
 SECONDS = 20.0
 EAGER = 64 * 1024
 SIZES = (0, 1, 4, EAGER, EAGER + 1, 8 << 20)
+HELLO = b"PolyCCL\n" + struct.pack("<HHHH", 1, 0x0102, 64, 0)  # version, byte order, header size, stream
 Tag = tuple[int, int, int, int]
 
 
@@ -267,6 +270,22 @@ def unmatched_messages_hold_nothing_up(me: Rank) -> None:
     still_works(me, flood, 6000)
 
 
+def slots_are_given_back(me: Rank) -> None:
+    """A sender that never has more messages under way than there are slots needs nothing but them."""
+    group = me.group()
+    for turn in range(20):
+        into = [bytearray(10) for _ in range(30)]
+        if me.rank == 0:
+            good(*[group.send(1, tag(turn, number), pattern(10, number)) for number in range(30)])
+        else:
+            good(*[group.recv(0, tag(turn, number), each) for number, each in enumerate(into)])
+            assert all(each == pattern(10, number) for number, each in enumerate(into))
+        me.meet()
+        link.progress()  # takes in what was given back
+    counters = link.counters()
+    assert me.rank == 1 or counters["wire_bytes_sent"] == 600 * (64 + 10)
+
+
 def groups_share_a_connection_in_any_order(me: Rank) -> None:
     groups = [me.group(1), me.group(2)]
     order = groups if me.rank == 0 else groups[::-1]
@@ -379,7 +398,7 @@ def garbage_is_refused(me: Rank) -> None:
     me.meet()
     if me.rank == 1:
         host, port = me.members[0][2:]
-        hello = b"PolyCCL\n\x01\x00" + b"\x02\x01" + b"\x40\x00\x00\x00"
+        hello = HELLO
         ids = [int.to_bytes(part, 8, "little") for part in (5, 6, *me.members[0][:2])]
         probes = {
             "random bytes": random.Random(1).randbytes(300),
@@ -405,6 +424,62 @@ def garbage_is_refused(me: Rank) -> None:
         assert all(stranger.fileno() >= 0 for stranger in idle[1::2])  # half of them stay open, silent
     still_works(me, group, 2)
     assert group.failure() is None
+    me.meet()
+
+
+def dial(me: Rank, connections: int, token: str = "a token") -> tuple[socket.socket, int]:
+    """Rank 1's handshake with rank 0, by hand; the socket, and what the verdict says."""
+    stranger = socket.create_connection(me.members[0][2:], timeout=SECONDS)
+    ids = b"".join(int.to_bytes(part, 8, "little") for part in (*me.members[1][:2], *me.members[0][:2]))
+    hello = HELLO + ids + bytes(32) + int.to_bytes(connections, 8, "little") + link.token_name(token)
+    stranger.sendall(hello)
+    challenge = stranger.recv(64, socket.MSG_WAITALL)
+    stranger.sendall(hmac.digest(token.encode(), b"polyccl dialer" + hello + challenge, "sha256"))
+    verdict = stranger.recv(34, socket.MSG_WAITALL)
+    assert verdict[2:] == hmac.digest(token.encode(), b"polyccl acceptor" + verdict[:2] + hello + challenge, "sha256")
+    return stranger, int.from_bytes(verdict[:2], "little")
+
+
+def only_a_new_connection_replaces_the_old(me: Rank) -> None:
+    group = me.group()
+    still_works(me, group, 1)
+    me.meet()
+    if me.rank == 1:
+        before_the_present_one, yields = dial(me, connections=0)
+        assert yields == 6
+        before_the_present_one.close()
+    still_works(me, group, 2)
+    me.meet()
+    after_a_loss = None
+    if me.rank == 1:
+        after_a_loss, accepted = dial(me, connections=1)
+        assert accepted == 0
+    assert link.wait_failure(group, SECONDS)
+    assert group.failure()[0] == "PeerLost"
+    me.meet()
+    if after_a_loss:
+        after_a_loss.close()
+
+
+def broken_frames_end_the_connection(me: Rank) -> None:
+    """A process that proves the token and then breaks the protocol is named, and only its groups fail."""
+    pair, broken = (me.group(2, ranks=[0, 2]) if me.rank != 1 else None), me.group(1, ranks=[0, 1]) if me.rank != 2 else None
+    me.meet()
+    if me.rank == 1:
+        rogue, accepted = dial(me, connections=0)
+        assert accepted == 0
+        rogue.sendall(struct.pack("<HBxIHxxHHI4xQQQQQ", 0xCC1F, 1, 0, 0, 0, 0, 0, 1, 1, 1 << 40, 0, 0))  # 1 TiB at once
+        assert rogue.recv(1) == b""
+        rogue.close()
+    if me.rank == 0:
+        assert broken is not None
+        assert link.wait_failure(broken, SECONDS)
+        kind, text = broken.failure()
+        assert kind == "PeerLost"
+        assert "rank 1 (island b)" in text
+        assert "announces 1099511627776 bytes" in text
+    if pair:
+        good(pair.send(1 - me.rank // 2, tag(1), b"abcd"), pair.recv(1 - me.rank // 2, tag(1), bytearray(4)))
     me.meet()
 
 
@@ -535,13 +610,18 @@ def a_failure_may_come_before_its_group(me: Rank) -> None:
         assert me.group(2).failure() == ("Aborted", "too early")
 
 
+def within_a_frame(wire_bytes: int) -> bool:
+    """Whether the cut lies well inside one of the frames of a MiB that a large message goes in."""
+    return wire_bytes > 1 << 20 and 200_000 < wire_bytes % (1 << 20) < 800_000
+
+
 def a_cancelled_receive_leaves_its_memory_alone(me: Rank) -> None:
     group, other = me.group(1), me.group(2)
     size = 64 << 20
     into = bytearray(size)
     request = group.send(1, tag(1), b"\x01" * size) if me.rank == 0 else group.recv(0, tag(1), into)
     if me.rank == 1:
-        until(lambda: link.counters()["wire_bytes_received"] > 1 << 20)
+        until(lambda: within_a_frame(link.counters()["wire_bytes_received"]))
         assert not request.done
         group.fail("Aborted", "enough", False)
         assert request.error == ("Aborted", "enough")
@@ -561,11 +641,13 @@ def a_cancelled_send_leaves_its_memory_alone(me: Rank) -> None:
     out, into = bytearray(b"\x01" * size), bytearray(size)
     request = group.send(1, tag(1), out) if me.rank == 0 else group.recv(0, tag(1), into)
     if me.rank == 0:
-        until(lambda: link.counters()["wire_bytes_sent"] > 1 << 20)
+        twos = b"\x02" * (2 << 20)
+        until(lambda: within_a_frame(link.counters()["wire_bytes_sent"]))
+        frame = link.counters()["wire_bytes_sent"] >> 20 << 20
         assert not request.done
         group.fail("Aborted", "enough", False)
         assert request.error == ("Aborted", "enough")
-        out[:] = b"\x02" * size
+        out[frame : frame + len(twos)] = twos  # before the link goes on
     still_works(me, other, 1)
     if me.rank == 1:
         assert not request.done

@@ -117,11 +117,13 @@ def run(body: str, size: int = 2, killed: Sequence[int] = ()) -> None:
         "sizes_that_differ_fail_both_sides",
         "equal_tags_are_refused",
         "unmatched_messages_hold_nothing_up",
+        "slots_are_given_back",
         "groups_share_a_connection_in_any_order",
         "a_message_may_come_before_its_group",
         "counters_tell_payload_from_headers",
         "a_wait_ends_at_its_deadline_or_by_a_signal",
         "garbage_is_refused",
+        "only_a_new_connection_replaces_the_old",
         "an_orderly_end_is_no_loss",
         "leaving_a_group_ends_what_waits_for_the_leaver",
         "a_failure_may_come_before_its_group",
@@ -139,7 +141,9 @@ def test_of_one_rank(body: str) -> None:
     run(body, size=1)
 
 
-@pytest.mark.parametrize("body", ["a_wrong_token_is_refused", "a_failure_is_told_to_the_members"])
+@pytest.mark.parametrize(
+    "body", ["a_wrong_token_is_refused", "broken_frames_end_the_connection", "a_failure_is_told_to_the_members"]
+)
 def test_between_three_ranks(body: str) -> None:
     run(body, size=3)
 
