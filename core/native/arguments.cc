@@ -108,8 +108,8 @@ struct Given {
 void check_lists(const Check& check, const CheckedCall& c, Given given, bool reads, bool writes) {
   const auto require = [&](const std::vector<Tensor>& tensors, const char* what) {
     if (tensors.size() == check.size) return;
-    check.refuse(std::string(what) + " must list one tensor for each of the " + std::to_string(check.size) + " ranks, and has " +
-                 std::to_string(tensors.size()));
+    check.refuse(std::string(what) + " must list one tensor for each of the " + std::to_string(check.size) +
+                 " ranks, and has " + std::to_string(tensors.size()));
   };
   if (reads && given.input_list) require(c.inputs, "input");
   if (writes && given.output_list) require(c.outputs, "output");
@@ -125,8 +125,8 @@ Side one_block(const Tensor& t) { return {{static_cast<char*>(t.data)}, {}}; }
 // Blocks of equal length: a list of `size` tensors of `count` elements, or one tensor of size * count.
 Side equal_blocks(const Check& check, const std::vector<Tensor>& tensors, bool list, uint64_t count, const char* what) {
   if (!list && tensors[0].count != count * check.size) {
-    check.refuse(std::string(what) + " must have " + std::to_string(check.size) + " times " + std::to_string(count) + " elements, and has " +
-                 std::to_string(tensors[0].count));
+    check.refuse(std::string(what) + " must have " + std::to_string(check.size) + " times " + std::to_string(count) +
+                 " elements, and has " + std::to_string(tensors[0].count));
   }
   if (!list)
     return {adjacent_blocks(static_cast<char*>(tensors[0].data), check.size, count * dtype_size(tensors[0].dtype)), {}};

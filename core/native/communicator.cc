@@ -411,6 +411,7 @@ void Communicator::announce_refusal() {
   auto e = std::make_shared<Execution>();
   e->call.row = find_operation(POLYCCL_KIND_BARRIER);
   e->call.deadline = timeout_ns_ == 0 ? 0 : now_ns() + timeout_ns_;
+  e->sequence = ++sequence_;  // as on the ranks that made the call
   e->work = std::make_shared<Work>("a refused call", e->call.deadline);
   e->prepare = [this, deadline = e->call.deadline] {
     Fingerprint refused;

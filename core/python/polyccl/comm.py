@@ -390,7 +390,6 @@ class Comm:
                 _end_process(error)
             raise
 
-
     def _announce_refusal(self, kind: Kind) -> None:
         """Tell the other ranks of a collective, where they check."""
         if kind not in (Kind.SEND, Kind.RECV):
