@@ -11,6 +11,7 @@ import argparse
 import sys
 
 import numpy as np
+
 import polyccl
 
 from .cases import run_cases, sample

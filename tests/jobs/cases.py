@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from polyccl import Comm, Kind, Reduction, ReduceOp
+
+from polyccl import Comm, Kind, ReduceOp, Reduction
 
 Array = npt.NDArray[Any]
 

@@ -17,7 +17,9 @@ if ROOT not in sys.path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="all cases of the operations instead of a sample: hours instead of minutes")
+    parser.addoption(
+        "--full", action="store_true", help="all cases of the operations instead of a sample: hours instead of minutes"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import multiprocessing as mp
 import os
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
@@ -127,7 +128,7 @@ class Pool:
             waiting = {self._pipes[rank]: rank for rank in ranks if rank not in results and rank not in failures}
             ready = wait(list(waiting), max(0.0, end - monotonic()))
             if not ready:
-                failures |= {rank: "no answer" for rank in waiting.values()}
+                failures |= dict.fromkeys(waiting.values(), "no answer")
             for pipe in ready:
                 rank = waiting[pipe]  # type: ignore[index]
                 try:
@@ -150,10 +151,8 @@ class Pool:
     def close(self) -> None:
         """End all processes."""
         for pipe in self._pipes:
-            try:
+            with suppress(OSError):
                 pipe.send(None)
-            except OSError:
-                pass
         for process in self._processes:
             process.join(3)
             if process.is_alive():

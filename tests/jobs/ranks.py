@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+
 import polyccl
 from polyccl.store import FileStore
 

@@ -1,4 +1,4 @@
-"""Every operation gives the right result: dtypes, reductions, counts, roots, lists, in place, asynchronous, on all shapes of islands.
+"""Every operation gives the right result: dtypes, reductions, counts, roots, lists, in place, asynchronous, on all shapes.
 
 A sample by default; ``--full`` runs all of it. A failure names its case.
 """

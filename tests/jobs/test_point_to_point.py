@@ -6,8 +6,9 @@ import itertools
 from typing import Any
 
 import numpy as np
-import polyccl
 import pytest
+
+import polyccl
 
 from .marks import named
 from .pool import SharedPool

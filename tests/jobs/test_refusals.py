@@ -1,7 +1,7 @@
 """What is refused, is refused before anything is sent, with a sentence, and the communicator works on.
 
-Every refusal of the table happens on all ranks at once. Below it, what happens where one rank alone is refused: with POLYCCL_CHECK the
-others raise too, without it they end at their deadline.
+Every refusal of the table happens on all ranks at once. Below it, what happens where one rank alone is refused: with POLYCCL_CHECK
+the others raise too, without it they end at their deadline.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import polyccl
 import pytest
+
+import polyccl
 from polyccl import Comm, InvalidArgument, ReduceOp, UnsupportedOperation
 
 from .marks import named
@@ -189,7 +190,7 @@ def refused_all(comm: Comm) -> None:
         refused(comm, name)
 
 
-# ---- one rank alone ------------------------------------------------------------------------------------------------------------------
+# ---- one rank alone ----------------------------------------------------------------------------------------------------
 
 ALONE: dict[str, Callable[[Comm, bool], Any]] = {
     "not contiguous": lambda c, bad: c.all_reduce(f32(8)[::2] if bad else f32(4)),
@@ -246,7 +247,7 @@ def test_a_refused_message_leaves_collectives_alone(jobs: SharedPool, shape: Sha
     jobs.run(refused_message, shape)
 
 
-# ---- creation ------------------------------------------------------------------------------------------------------------------------
+# ---- creation ----------------------------------------------------------------------------------------------------
 
 
 def creation(rank: int, directory: str) -> None:

@@ -87,7 +87,7 @@ class Comm:
         return self._native.payload_sent()
 
     def trace(self, on: bool) -> None:
-        """Start, or stop, to record what this rank's lanes do: plans only, not what a library does by itself. At most 2^20 events."""
+        """Start, or stop, to record what this rank's lanes do: plans only, not what a library does by itself. Up to 2^20 events."""
         self._native.trace(on)
 
     def take_trace(self) -> list[TraceEvent]:
