@@ -105,9 +105,9 @@ void cut(Execution& e) {
     const Section& section = e.plan->sections[i];
     const uint64_t capacity = section.ragged ? section.chunk : (i == 0 ? length : tail);
     size_t offset = 0;
-    for (const Fraction& size : section.scratch) {
+    for (const Scratch& scratch : section.scratch) {
       e.scratch[i].push_back(offset);
-      offset += round_up((size.of(capacity) + 1) * e.call.element());
+      offset += round_up((scratch.size.of(capacity) + 1) * e.call.element());
     }
     e.scratch_bytes = std::max(e.scratch_bytes, offset);
   }

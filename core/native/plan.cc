@@ -8,7 +8,7 @@
 namespace polyccl {
 namespace {
 
-constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kFormatVersion = 2;
 constexpr int64_t kMaxSteps = 1 << 22;
 constexpr int64_t kMaxScratch = 1 << 16;
 constexpr int64_t kMaxFraction = int64_t{1} << 40;
@@ -64,7 +64,7 @@ std::vector<Slice> read_slices(Reader& in, const Section& section, int size) {
     s.block = static_cast<int>(in.word(0, size - 1, "a block"));
     s.lo = in.fraction("the begin of a slice");
     s.hi = in.fraction("the end of a slice");
-    const Fraction limit = s.buffer >= kFirstScratch ? section.scratch[s.buffer - kFirstScratch] : Fraction{1, 1};
+    const Fraction limit = s.buffer >= kFirstScratch ? section.scratch[s.buffer - kFirstScratch].size : Fraction{1, 1};
     if (less(s.hi, s.lo) || less(limit, s.hi)) throw Reader::bad("a slice leaves its buffer");
     if (section.unit % s.lo.den != 0 || section.unit % s.hi.den != 0) throw Reader::bad("a slice is not whole");
     if (section.ragged && (s.lo.den != 1 || s.hi.den != 1)) throw Reader::bad("a ragged slice is not whole");
@@ -124,8 +124,11 @@ Section read_section(Reader& in, int size) {
   section.chunk = static_cast<uint64_t>(in.word(0, kMaxFraction, "a chunk"));
   section.ragged = in.word(0, 1, "the ragged flag") != 0;
   if (section.chunk % section.unit != 0) throw Reader::bad("the chunk is not a multiple of the unit");
-  section.scratch.resize(in.count(kMaxScratch, 2, "the scratch buffers"));
-  for (Fraction& f : section.scratch) f = in.fraction("the size of a scratch buffer");
+  section.scratch.resize(in.count(kMaxScratch, 3, "the scratch buffers"));
+  for (Scratch& scratch : section.scratch) {
+    scratch.size = in.fraction("the size of a scratch buffer");
+    scratch.device = in.word(0, 1, "a scratch buffer's memory") != 0;
+  }
   const size_t steps = in.count(kMaxSteps, 10, "the steps");
   section.steps.reserve(steps);
   for (size_t i = 0; i < steps; ++i) section.steps.push_back(read_step(in, section, i, size));

@@ -47,11 +47,16 @@ struct Step {
   std::vector<uint32_t> deps;
 };
 
+struct Scratch {
+  Fraction size;        // in lengths of an iteration
+  bool device = false;  // whether it lies where input and output do, on a device; else it is the host's
+};
+
 struct Section {
   uint64_t unit = 1;
   uint64_t chunk = 0;  // elements of an iteration; 0: everything in one
   bool ragged = false;
-  std::vector<Fraction> scratch;
+  std::vector<Scratch> scratch;
   std::vector<Step> steps;
   bool uses(Lane lane) const;
 };

@@ -27,7 +27,7 @@ from math import lcm
 
 from ..operations import BY_KIND, Kind, Reduction
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """First word of an encoded plan. The executor refuses another."""
 
 Number = int | Fraction
@@ -133,13 +133,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Section:
-    """Steps of one iteration. ``scratch[k]`` is the size of scratch k in lengths of an iteration."""
+    """Steps of one iteration. ``scratch[k]`` is the size of scratch k in lengths of an iteration.
+
+    ``on_device`` holds the numbers of the scratch buffers that lie in device memory, as input and output then do; the others
+    are host memory, pinned where the device can pin it (see `polyccl.planner.staging`).
+    """
 
     steps: tuple[Step, ...]
     scratch: tuple[Fraction, ...]
     unit: int
     chunk: int
     ragged: bool = False
+    on_device: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,8 @@ class Plan:
         words: list[int] = [FORMAT_VERSION, int(self.kind), int(self.reduction), len(self.sections())]
         for section in self.sections():
             words += [section.unit, section.chunk, int(section.ragged), len(section.scratch)]
-            for size in section.scratch:
-                words += [size.numerator, size.denominator]
+            for number, size in enumerate(section.scratch):
+                words += [size.numerator, size.denominator, int(number in section.on_device)]
             words.append(len(section.steps))
             for step in section.steps:
                 words += [int(step.verb), int(step.lane), step.kind, step.root, step.peer, int(step.factor), step.ordinal]
@@ -197,6 +202,7 @@ class SectionBuilder:
     ragged: bool = False
     steps: list[Step] = field(default_factory=list)
     scratch: list[Fraction] = field(default_factory=list)
+    on_device: set[int] = field(default_factory=set)
     _sent: dict[int, int] = field(default_factory=dict)
     _received: dict[int, int] = field(default_factory=dict)
 
@@ -222,7 +228,7 @@ class SectionBuilder:
         lane: Lane = Lane.PRE,
     ) -> None:
         """Append a collective of the island."""
-        self._add(
+        self.add(
             Step(
                 Verb.LOCAL,
                 lane,
@@ -237,19 +243,19 @@ class SectionBuilder:
         """Append a message to ``peer``; an empty slice sends nothing."""
         if src.size:
             ordinal = self._next(self._sent, peer, lane)
-            self._add(Step(Verb.SEND, lane, src=(src,), peer=peer, ordinal=ordinal))
+            self.add(Step(Verb.SEND, lane, src=(src,), peer=peer, ordinal=ordinal))
 
     def recv(self, dst: Slice, peer: int, lane: Lane = Lane.CROSS) -> None:
         """Append a message from ``peer``; an empty slice receives nothing."""
         if dst.size:
             ordinal = self._next(self._received, peer, lane)
-            self._add(Step(Verb.RECV, lane, dst=(dst,), peer=peer, ordinal=ordinal))
+            self.add(Step(Verb.RECV, lane, dst=(dst,), peer=peer, ordinal=ordinal))
 
     def copy(self, pairs: Iterable[tuple[Slice, Slice]], lane: Lane) -> None:
         """Append one step that copies every ``(source, destination)``; pairs of the same place and empty ones vanish."""
         moves = [(a, b) for a, b in pairs if a.size and a != b]
         if moves:
-            self._add(Step(Verb.COPY, lane, tuple(a for a, _ in moves), tuple(b for _, b in moves)))
+            self.add(Step(Verb.COPY, lane, tuple(a for a, _ in moves), tuple(b for _, b in moves)))
 
     def reduce(
         self,
@@ -260,19 +266,19 @@ class SectionBuilder:
     ) -> None:
         """Append the reduction of ``operands``, in their order, into ``dst``."""
         if dst.size:
-            self._add(Step(Verb.REDUCE, lane, tuple(operands), (dst,), factor=factor))
+            self.add(Step(Verb.REDUCE, lane, tuple(operands), (dst,), factor=factor))
 
     def scale(self, dst: Slice, src: Slice, factor: Factor, lane: Lane = Lane.PRE) -> None:
         """Append ``dst = src * factor``."""
         if dst.size:
-            self._add(Step(Verb.SCALE, lane, (src,), (dst,), factor=factor))
+            self.add(Step(Verb.SCALE, lane, (src,), (dst,), factor=factor))
 
     def build(self) -> Section:
         """The finished section. Raises ValueError where a slice is not a whole number of elements for every length."""
         need = lcm(1, *(x.denominator for s in self.steps for c in s.src + s.dst for x in (c.lo, c.hi)))
         if self.unit % need:
             raise ValueError(f"the unit {self.unit} is not a multiple of {need}, which the slices need")
-        return Section(tuple(self.steps), tuple(self.scratch), self.unit, self.chunk, self.ragged)
+        return Section(tuple(self.steps), tuple(self.scratch), self.unit, self.chunk, self.ragged, frozenset(self.on_device))
 
     def _next(self, counters: dict[int, int], peer: int, lane: Lane) -> int:
         if lane is not Lane.CROSS:
@@ -280,7 +286,8 @@ class SectionBuilder:
         counters[peer] = counters.get(peer, 0) + 1
         return counters[peer] - 1
 
-    def _add(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
+        """Append a step as it is, but for its dependencies, which are derived here."""
         position = len(self.steps)
         deps = {i for i in range(position) if self._conflict(self.steps[i], step)}
         for i in sorted(deps):
@@ -303,11 +310,12 @@ class SectionBuilder:
         )
 
     def _conflict(self, earlier: Step, later: Step) -> bool:
-        return any(self._overlap(a, b) for a in earlier.dst for b in later.src + later.dst) or any(
-            self._overlap(a, b) for a in earlier.src for b in later.dst
+        return any(self.overlap(a, b) for a in earlier.dst for b in later.src + later.dst) or any(
+            self.overlap(a, b) for a in earlier.src for b in later.dst
         )
 
-    def _overlap(self, a: Slice, b: Slice) -> bool:
+    def overlap(self, a: Slice, b: Slice) -> bool:
+        """Whether two slices share memory, in an in-place call too."""
         return self._place(a) == self._place(b) and a.lo < b.hi and b.lo < a.hi
 
     def _place(self, s: Slice) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ..operations import BY_KIND, Kind, Shape, Who
 from . import all_reduce, direct, gathering, rooted
 from .plan import Factor, Plan, Section
+from .staging import Memory, stage
 from .task import DTYPE_BYTES, Options, Request, Task
 from .topology import Topology
 
@@ -44,8 +45,8 @@ def small(kind: Kind, total_bytes: int, options: Options) -> bool:
     return ALGORITHMS[kind][1] is not None and total_bytes <= options.latency_bytes
 
 
-def plan(request: Request, topology: Topology, rank: int, options: Options | None = None) -> Plan:
-    """The plan of ``rank``.
+def plan(request: Request, topology: Topology, rank: int, options: Options | None = None, memory: Memory = Memory.HOST) -> Plan:
+    """The plan of ``rank``, whose input and output lie in ``memory``; that of the others is none of its concern.
 
     Raises ValueError for what no plan exists: a rank or root that is not in the topology, an unknown dtype, and one island of
     several ranks, which needs no bridge.
@@ -70,6 +71,8 @@ def plan(request: Request, topology: Topology, rank: int, options: Options | Non
         variant, main = bandwidth(task)
         if main.unit > 1 and latency is not None:
             tail = latency(task)
+    main = stage(main, request.kind, rank, memory)
+    tail = tail and stage(tail, request.kind, rank, memory)
     strict = ".strict" if options.deterministic and row.reduces else ""
     return Plan(f"{row.name}.{variant}{strict}", request.kind, task.reduction, main, tail)
 
@@ -88,4 +91,4 @@ def _alone(task: Task) -> Section:
     return b.build()
 
 
-__all__ = ["ALGORITHMS", "DTYPE_BYTES", "Options", "Request", "Topology", "plan", "small"]
+__all__ = ["ALGORITHMS", "DTYPE_BYTES", "Memory", "Options", "Request", "Topology", "plan", "small"]
