@@ -32,9 +32,11 @@ Piece resolve_scratch(const Iteration& it, const Slice& s) {
     const uint64_t lo = s.lo.of(it.length), hi = s.hi.of(it.length);
     return {base + lo * element, hi - lo};
   }
-  const Side& blocks = call.row->input == Shape::kBlocks ? call.input : call.output;
+  const bool outputs = s.block < 0 || call.row->input != Shape::kBlocks;
+  const auto& counts = (outputs ? call.output : call.input).counts;
   const uint64_t parts = s.hi.of(1) - s.lo.of(1);
-  return {base + s.lo.of(it.section->chunk) * element, parts * ragged_length(blocks.counts, s.block, it)};
+  return {base + s.lo.of(it.section->chunk) * element,
+          parts * ragged_length(counts, s.block < 0 ? ~s.block : s.block, it)};
 }
 
 // Where a slice lies in this iteration.

@@ -61,7 +61,7 @@ std::vector<Slice> read_slices(Reader& in, const Section& section, int size) {
   for (Slice& s : slices) {
     s.buffer =
         static_cast<int>(in.word(0, kFirstScratch + static_cast<int64_t>(section.scratch.size()) - 1, "a buffer"));
-    s.block = static_cast<int>(in.word(0, size - 1, "a block"));
+    s.block = static_cast<int>(in.word(s.buffer < kFirstScratch ? 0 : -size, size - 1, "a block"));
     s.lo = in.fraction("the begin of a slice");
     s.hi = in.fraction("the end of a slice");
     const Fraction limit = s.buffer >= kFirstScratch ? section.scratch[s.buffer - kFirstScratch].size : Fraction{1, 1};

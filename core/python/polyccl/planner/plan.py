@@ -90,8 +90,9 @@ class Slice:
     """Part ``[lo, hi)`` of the current iteration of one block of a buffer, measured in lengths of the iteration.
 
     In INPUT and OUTPUT, ``block`` counts the blocks of that side (0 where it has one). A scratch buffer is one stretch of
-    ``size`` lengths, of which ``[lo, hi)`` is a part. In a ragged section the length is that of block ``block`` (of the side
-    that has blocks), ``lo`` and ``hi`` are whole, and scratch position ``lo`` lies at ``lo * chunk`` elements.
+    ``size`` lengths, of which ``[lo, hi)`` is a part. In a ragged section ``lo`` and ``hi`` are whole, the length is that of
+    block ``block``, and scratch position ``lo`` lies at ``lo * chunk`` elements. For scratch, ``block`` counts the blocks of the
+    side that has any; where both have, of the input, and ``~block`` of the output.
     """
 
     buffer: int

@@ -161,6 +161,8 @@ class _Iteration:
     def _block(self, part: Slice) -> Array:
         """The block of a side that a slice names; for scratch, the block whose length it has, on the side that has blocks."""
         sides = self.call.inputs[self.rank], self.call.outputs[self.rank]
+        if part.block < 0:
+            return sides[Buffer.OUTPUT][~part.block]
         blocks = sides[part.buffer] if part.buffer < Buffer.SCRATCH else max(sides, key=len)
         if part.block >= len(blocks):
             raise SimulationError(f"rank {self.rank} has no block {part.block} for {part}")

@@ -137,14 +137,17 @@ class _Staged:
         if place not in self._mirrors:
             size = Fraction(1) if s.buffer < Buffer.SCRATCH else self.out.scratch[s.buffer - Buffer.SCRATCH]
             self._mirrors[place] = self.out.new_scratch(size).buffer
-        block = s.block
-        if self.source.ragged and s.buffer < Buffer.SCRATCH and self._one_block(s.buffer):
-            block = self.rank  # in scratch, a block's number says whose length it has
-        return replace(s, buffer=self._mirrors[place], block=block)
+        return replace(s, buffer=self._mirrors[place], block=self._length_of(s))
 
-    def _one_block(self, buffer: int) -> bool:
+    def _length_of(self, s: Slice) -> int:
+        """In scratch of a ragged section, a block's number says whose length the slice has."""
         row = BY_KIND[self.kind]
-        return (row.input if buffer == Buffer.INPUT else row.output) is Shape.ONE
+        if not self.source.ragged or s.buffer >= Buffer.SCRATCH:
+            return s.block
+        if (row.input if s.buffer == Buffer.INPUT else row.output) is Shape.ONE:
+            return self.rank
+        both = row.input is Shape.BLOCKS and row.output is Shape.BLOCKS
+        return ~s.block if both and s.buffer == Buffer.OUTPUT else s.block
 
     def _device_wrote(self, slices: tuple[Slice, ...]) -> None:
         """The device has new content there: mirrors have not."""
