@@ -40,6 +40,7 @@ class Comm:
         self._splits = 0
         self._strict = group.options.strict
         self._ends_process = group.options.abort_process_on_timeout_or_error
+        self._aborted_here = False
         _living.add(self)
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
@@ -321,6 +322,7 @@ class Comm:
 
         Works end with Aborted. May be called again and again.
         """
+        self._aborted_here = True
         self._native.abort()
 
     def is_aborted(self) -> bool:
@@ -378,7 +380,7 @@ class Comm:
             self._announce_refusal(kind)
             raise
         try:
-            return self._native.issue(kind, input, output, code, factor, peer, *splits, async_op, limit, strict)
+            work = self._native.issue(kind, input, output, code, factor, peer, *splits, async_op, limit, strict)
         except TypeError:
             self._announce_refusal(kind)
             raise InvalidArgument(
@@ -386,9 +388,21 @@ class Comm:
                 f"{peer!r} and {splits!r}"
             ) from None
         except Exception as error:
-            if self._ends_process and self._native.broken:
-                _end_process(error)
+            self._end_process_after(error)
             raise
+        return self._watched(work)
+
+    def _watched(self, work: Work) -> Work:
+        """A work whose failure ends the process, where that is wanted."""
+        if self._ends_process:
+            work.add_done_callback(lambda: self._end_process_after(work.exception()))
+        return work
+
+    def _end_process_after(self, error: Exception | None) -> None:
+        """End the process if it is to, and if the error broke the communicator, other than by this rank's own abort or at exit."""
+        native = getattr(self, "_native", None)
+        if self._ends_process and not self._aborted_here and error is not None and native is not None and native.broken:
+            _end_process(error)
 
     def _announce_refusal(self, kind: Kind) -> None:
         """Tell the other ranks of a collective, where they check."""
@@ -431,7 +445,13 @@ class BatchSendRecv:
 
     def issue(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Issue all of it. The work is done when every operation is. An empty batch raises InvalidArgument."""
-        return self._comm._native.issue_batch(self.ops, async_op, None if timeout is None else seconds(timeout))
+        comm = self._comm
+        try:
+            work = comm._native.issue_batch(self.ops, async_op, None if timeout is None else seconds(timeout))
+        except Exception as error:
+            comm._end_process_after(error)
+            raise
+        return comm._watched(work)
 
 
 def _reduction(op: ReduceOp) -> tuple[int, Any]:
