@@ -55,13 +55,31 @@ void check_root(const Check& check, int peer) {
   if (to_peer && peer == check.comm.rank()) check.refuse(what + " is this rank itself; copy the tensor instead");
 }
 
+constexpr int32_t kCpu = 1;  // DLPack's kDLCPU
+
+// A tensor must be where the communicator is; memory of a stand-in for a device is the host's.
+void check_device(const Check& check, const Tensor& t) {
+  const CommunicatorConfig& config = check.comm.config();
+  const bool stand_in = config.device && config.device->is_host() && t.device_type == kCpu;
+  const bool same =
+      t.device_type == config.device_type && (t.device_type == kCpu || t.device_index == config.device_index);
+  if (same || stand_in) return;
+  if (t.device_type == kCpu) {
+    check.refuse("a tensor is in host memory, but the communicator's device is " + config.device_name +
+                 "; move it there");
+  }
+  if (config.device_type == kCpu) {
+    check.refuse("a tensor is not in host memory, but the communicator's device is cpu; move it with .cpu()");
+  }
+  check.refuse("a tensor is on another device (type " + std::to_string(t.device_type) + ", index " +
+               std::to_string(t.device_index) + ") than the communicator, whose device is " + config.device_name);
+}
+
 void check_tensors(const Check& check, const CheckedCall& c) {
   const Tensor* first = nullptr;
   for (const auto* side : {&c.inputs, &c.outputs}) {
     for (const Tensor& t : *side) {
-      if (t.device_type != 1) {
-        check.refuse("a tensor is not in host memory, but the communicator's device is cpu; move it with .cpu()");
-      }
+      check_device(check, t);
       if (first == nullptr) first = &t;
       if (t.dtype != first->dtype) {
         check.refuse("tensors have unlike dtypes, " + std::string(dtype_name(first->dtype)) + " and " +
@@ -93,7 +111,7 @@ void set_factor(const Check& check, CheckedCall& c, nb::handle factor) {
     return;
   }
   const Tensor t = intake(factor, Access::kRead, std::string(check.row.name) + ": factor");
-  if (t.count != 1 || t.dtype != c.call.dtype || t.device_type != 1) {
+  if (t.count != 1 || t.dtype != c.call.dtype || t.device_type != kCpu) {
     check.refuse("the factor of PREMUL_SUM must be a number, or one element of the tensor's dtype (" +
                  std::string(dtype_name(c.call.dtype)) + ") in host memory");
   }
@@ -304,6 +322,8 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
   check_tensors(check, c);
   c.call.dtype = c.inputs.empty() && c.outputs.empty() ? Dtype{POLYCCL_DTYPE_UINT8}
                                                        : (c.inputs.empty() ? c.outputs : c.inputs)[0].dtype;
+  const Tensor* first = c.inputs.empty() ? (c.outputs.empty() ? nullptr : &c.outputs[0]) : &c.inputs[0];
+  if (first != nullptr) c.call.stream = {first->stream, first->current_stream, first->device_type, first->device_index};
   check_reduction(check, c.call);
   if (total_count(c.inputs) > std::numeric_limits<uint64_t>::max() / 32 / check.size)
     check.refuse("the tensors are too large");

@@ -25,6 +25,9 @@ void bind_backend(nb::module_& m) {
                    "The version of the library behind the plugin, in words.")
       .def_prop_ro("library_file", &Backend::library_file,
                    "The file the library was loaded from; empty where it is linked into the plugin.")
+      .def_prop_ro(
+          "has_device", [](const Backend& b) { return b.table().device != nullptr; },
+          "True where it works on device memory, in the order of streams.")
       .def_prop_ro("device_count", &Backend::device_count, "How many devices it sees; 0 for a library of host memory.")
       .def("compatibility", &Backend::compatibility, "device"_a,
            "Ranks can be one island if and only if these strings (and the backends' names) are equal.")

@@ -192,13 +192,14 @@ class PythonStore : public BootstrapStore {
   nb::handle store_;
 };
 
-std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int size, const std::string& name,
-                                                 const std::string& interface, const std::string& address,
-                                                 nb::object store, double timeout) {
+std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int size, int device,
+                                                 const std::string& name, const std::string& interface,
+                                                 const std::string& address, nb::object store, double timeout) {
   PythonStore python_store(store);
   CommConfig config;
   config.rank = rank;
   config.size = size;
+  config.device = device;
   config.name = name;
   config.interface = interface;
   config.address = address;
@@ -224,7 +225,8 @@ using Member = std::tuple<std::string, std::string, uint16_t>;  // process, host
 
 std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank, const std::vector<Member>& members,
                                      std::vector<std::string> descriptions, std::vector<std::vector<int>> islands,
-                                     std::string token, std::shared_ptr<BackendComm> native,
+                                     std::string token, std::shared_ptr<Device> device, std::string device_name,
+                                     int device_type, std::shared_ptr<BackendComm> native,
                                      std::shared_ptr<Communicator> pre, std::shared_ptr<Communicator> post,
                                      bool overlap, nb::object planner, bool check, double timeout,
                                      uint64_t latency_bytes, int window) {
@@ -236,6 +238,10 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
   config.descriptions = std::move(descriptions);
   config.islands = std::move(islands);
   config.token = std::move(token);
+  config.device_index = device ? device->index() : 0;
+  config.device = std::move(device);
+  config.device_name = std::move(device_name);
+  config.device_type = device_type;
   config.native = std::move(native);
   config.island = {std::move(pre), std::move(post)};
   config.overlap = overlap;
@@ -276,8 +282,7 @@ Seconds seconds_of(nb::handle timeout) {
   return seconds;
 }
 
-void wait(Work& work, nb::handle timeout) {
-  const Seconds limit = seconds_of(timeout);
+void wait_on_host(Work& work, const Seconds& limit) {
   {
     nb::gil_scoped_release release;
     if (!work.wait(limit ? deadline_in(*limit) : 0, signalled)) {
@@ -290,6 +295,16 @@ void wait(Work& work, nb::handle timeout) {
   work.raise();
 }
 
+// wait() of an operation of a device lets the user's stream wait, and not the host.
+void wait(Work& work, nb::handle timeout) {
+  const Seconds limit = seconds_of(timeout);
+  if (!limit && work.join()) {
+    work.raise();
+    return work.join()();
+  }
+  wait_on_host(work, limit);
+}
+
 void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation that was issued.")
       .def("wait", &wait, "timeout"_a = nb::none(),
@@ -297,7 +312,7 @@ void bind_work(nb::module_& m) {
            "the operation "
            "then goes on.")
       .def(
-          "wait_blocking", [](Work& w) { wait(w, nb::none()); }, "As wait(), for operations of devices too.")
+          "wait_blocking", [](Work& w) { wait_on_host(w, {}); }, "As wait(), for operations of devices too.")
       .def("is_completed", &Work::done, "True once the operation is done, with or without an error. Does not block.")
       .def("exception", &error_of, "The operation's error, or None. Does not block.")
       .def(
@@ -344,10 +359,16 @@ void bind_comm(nb::module_& m) {
   m.attr("ABI") = POLYCCL_ABI;
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
+  nb::class_<Device>(m, "Device", "A device, through its backend.")
+      .def(nb::init<const Backend&, int>(), "backend"_a, "index"_a, nb::keep_alive<1, 2>())
+      .def_prop_ro("index", &Device::index)
+      .def_prop_ro("is_host", &Device::is_host, "True for a stand-in, whose memory is the host's.")
+      .def_prop_ro("waits_for_host", &Device::has_flags,
+                   "True where a stream can wait for the host: then operations of a bridge do not block.");
   nb::class_<BackendComm>(m, "BackendComm", "A communicator of a backend's library.")
       .def("abort", &BackendComm::abort, nb::call_guard<nb::gil_scoped_release>());
-  m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "name"_a, "interface"_a,
-        "address"_a, "store"_a, "timeout"_a,
+  m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "device"_a, "name"_a,
+        "interface"_a, "address"_a, "store"_a, "timeout"_a,
         "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` "
         "seconds.");
 
@@ -372,7 +393,7 @@ void bind_comm(nb::module_& m) {
           "trace", [](Communicator& c, bool on) { c.trace().enable(on); }, "on"_a)
       .def("take_trace", &take_trace);
   m.def("create_communicator", &create, "name"_a, "group"_a, "rank"_a, "members"_a, "descriptions"_a, "islands"_a,
-        "token"_a, "native"_a.none(), "pre"_a.none(), "post"_a.none(), "overlap"_a, "planner"_a, "check"_a, "timeout"_a,
+        "token"_a, "device"_a.none(), "device_name"_a, "device_type"_a, "native"_a.none(), "pre"_a.none(), "post"_a.none(), "overlap"_a, "planner"_a, "check"_a, "timeout"_a,
         "latency_bytes"_a, "window"_a);
 }
 

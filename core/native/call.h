@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "clock.h"
@@ -18,6 +20,14 @@ struct Side {
   bool empty() const { return blocks.empty(); }
 };
 
+// The user's stream, for tensors on a device.
+struct UserStream {
+  void* handle = nullptr;  // at the call; may be null, the device's default stream
+  int (*current)(int32_t device_type, int32_t device_index, void** stream) = nullptr;
+  int32_t device_type = 1, device_index = 0;
+  bool known() const { return current != nullptr; }
+};
+
 struct Call {
   const Operation* row = nullptr;
   Dtype dtype = 0;
@@ -27,9 +37,14 @@ struct Call {
   Side input, output;
   alignas(16) std::array<std::byte, 16> factor{};  // PREMUL_SUM: one element of dtype
   Deadline deadline = 0;
+  UserStream stream;
   bool lists = false;   // the layout of blocks is this rank's own affair (a list, or at the root alone): no library can
                         // be given them
   bool strict = false;  // sum by rank, whatever the size and the islands
+
+  // Of messages of device memory: pinned memory that stands in for it, and what brings it home.
+  std::shared_ptr<void> staging;
+  std::function<void()> unstage;
 
   Kind kind() const { return row->kind; }
   size_t element() const { return dtype_size(dtype); }

@@ -1,6 +1,7 @@
 #include "communicator.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace polyccl {
@@ -9,26 +10,6 @@ namespace {
 constexpr size_t kCachedPlans = 256;
 constexpr uint16_t kMessageChannel = 2;     // the user's point to point
 constexpr uint16_t kLegMessageChannel = 4;  // fused groups of plans inside an island
-
-polyccl_op library_op(const Call& call) {
-  polyccl_op op{};
-  op.struct_size = sizeof op;
-  op.kind = call.kind();
-  op.dtype = call.dtype;
-  op.reduction = call.reduction;
-  op.peer = call.peer;
-  op.input = call.input.empty() ? nullptr : call.input.blocks[0];
-  op.output = call.output.empty() ? nullptr : call.output.blocks[0];
-  op.count = call.count;
-  const bool input_blocks = call.row->input == Shape::kBlocks;
-  op.counts = (input_blocks ? call.input : call.output).counts.data();
-  op.output_counts = call.output.counts.data();
-  op.factor = call.factor.data();
-  op.factor_memory = POLYCCL_MEMORY_HOST;
-  op.memory = POLYCCL_MEMORY_HOST;
-  op.deadline = call.deadline;
-  return op;
-}
 
 // A leg gives the blocks of a side as one stretch; a plan wants each.
 void spread(Side& side, Shape shape, size_t size, uint64_t bytes) {
@@ -52,8 +33,9 @@ Communicator::Communicator(CommunicatorConfig config)
   group_ =
       Link::instance().create_group(config_.group, config_.rank, config_.members, config_.descriptions, config_.token);
   agreement_ = std::make_unique<Agreement>(*group_, config_.group, config_.rank, config_.islands, config_.descriptions);
-  executor_ =
-      std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.group, size(), config_.window, trace_);
+  if (config_.device) library_stream_ = config_.device->stream();
+  executor_ = std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.device.get(), config_.group,
+                                         size(), config_.window, trace_);
   // The link may not be blocked, and ending a library's calls may take a while.
   group_->on_failure([this](const Error& error) { reaper_ = std::thread([this, error] { fail(error, true); }); });
   group_->on_late_mismatch([this](int, const Tag& tag, const Error& error) {
@@ -137,7 +119,7 @@ void Communicator::require_usable(const std::string& operation) const {
 
 bool Communicator::is_native(Kind kind, Dtype dtype, Reduction reduction) const {
   return config_.native &&
-         (config_.native->backend().supports(kind, dtype, reduction, POLYCCL_MEMORY_HOST) & POLYCCL_CAN) != 0;
+         (config_.native->backend().supports(kind, dtype, reduction, memory_kind()) & POLYCCL_CAN) != 0;
 }
 
 bool Communicator::runs_native(const Call& call) const {
@@ -153,7 +135,7 @@ bool Communicator::native_messages(Dtype dtype) const {
   const Backend& backend = config_.native->backend();
   constexpr uint32_t kNeeded = POLYCCL_CAN | POLYCCL_CAN_GROUP;
   const auto can = [&](Kind kind) {
-    return (backend.supports(kind, dtype, POLYCCL_REDUCTION_NONE, POLYCCL_MEMORY_HOST) & kNeeded) == kNeeded;
+    return (backend.supports(kind, dtype, POLYCCL_REDUCTION_NONE, memory_kind()) & kNeeded) == kNeeded;
   };
   return can(POLYCCL_KIND_SEND) && can(POLYCCL_KIND_RECV);
 }
@@ -211,9 +193,44 @@ void Communicator::agree(const Call& call, Agreement::Scope scope, const Interru
   }
 }
 
-void Communicator::run_native(const Call& call) {
-  const polyccl_op op = library_op(call);
-  config_.native->run({&op}, std::string(call.row->name));
+polyccl_op Communicator::library_op(const Call& call) const {
+  polyccl_op op{};
+  op.struct_size = sizeof op;
+  op.kind = call.kind();
+  op.dtype = call.dtype;
+  op.reduction = call.reduction;
+  op.peer = call.peer;
+  op.input = call.input.empty() ? nullptr : call.input.blocks[0];
+  op.output = call.output.empty() ? nullptr : call.output.blocks[0];
+  op.count = call.count;
+  const bool input_blocks = call.row->input == Shape::kBlocks;
+  op.counts = (input_blocks ? call.input : call.output).counts.data();
+  op.output_counts = call.output.counts.data();
+  op.factor = call.factor.data();
+  op.factor_memory = POLYCCL_MEMORY_HOST;
+  op.memory = memory_kind();
+  op.deadline = call.deadline;
+  return op;
+}
+
+void Communicator::run_native(const Call& call) { run_library({library_op(call)}, std::string(call.row->name)); }
+
+// Call the library, and wait until what it does is done.
+void Communicator::run_library(std::vector<polyccl_op> ops, const std::string& doing) {
+  std::vector<const polyccl_op*> pointers;
+  for (polyccl_op& op : ops) {
+    op.stream = library_stream_.get();
+    pointers.push_back(&op);
+  }
+  {
+    std::scoped_lock lock(library_mutex_);
+    config_.native->run(pointers, doing);
+  }
+  if (!config_.device) return;
+  config_.device->synchronize(library_stream_.get(), ops[0].deadline, [this, &doing] {
+    config_.native->check_async(doing);
+    return failure().has_value();
+  });
 }
 
 std::shared_ptr<Execution> Communicator::make_execution(Call call) {
@@ -226,32 +243,50 @@ std::shared_ptr<Execution> Communicator::make_execution(Call call) {
 std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& keep, const Interrupted& interrupted) {
   if (!call.row->collective()) return issue_batch({std::move(call)}, async, keep, interrupted);
   std::scoped_lock turn(issue_mutex_);
-  const std::string operation(call.row->name);
-  require_usable(operation);
+  require_usable(std::string(call.row->name));
   auto e = make_execution(std::move(call));
   const auto scope = agreement_scope();
   const bool native = runs_native(e->call);
+  if (native && e->call.stream.known() && library_calls_ == 0) {
+    if (scope) agree(e->call, *scope, interrupted);
+    return issue_on_stream(e->call, {library_op(e->call)}, async, keep);
+  }
   auto plan = native ? nullptr : plan_for(e->call);
+  auto ready = users_stream_reached(e->call);
   if (!native && !native_messages(e->call.dtype) && config_.overlap) {
-    const bool alone = !async && !library_below() && executor_->idle() && Executor::runs_alone(*plan, e->call);
+    const bool alone =
+        !async && !library_below() && !config_.device && executor_->idle() && Executor::runs_alone(*plan, e->call);
     e->plan = std::move(plan);
-    if (scope) {
-      e->prepare = [this, e = e.get(), scope = *scope] { agree(e->call, scope, e->interrupted); };
-    }
+    e->prepare = [this, e = e.get(), scope, ready = std::move(ready)] {
+      if (ready) ready();
+      if (scope) agree(e->call, *scope, e->interrupted);
+    };
     return start(e, async, alone, keep, interrupted);
   }
   // A library's calls block in ways that no signal interrupts: the operation runs in a lane, whole.
   auto inner = std::make_shared<Execution>(*e);
   inner->plan = std::move(plan);
-  e->prepare = [this, inner, scope] {
+  run_whole(*e, [this, inner, scope, ready = std::move(ready)] {
+    if (ready) ready();
     if (scope) agree(inner->call, *scope, {});
+    inner->plan ? executor_->run(inner, {}) : run_native(inner->call);
+  });
+  return start(e, async, false, keep, interrupted);
+}
+
+// Make the operation one piece of work in lane pre.
+void Communicator::run_whole(Execution& e, std::function<void()> work) {
+  ++library_calls_;
+  e.prepare = [this, work = std::move(work)] {
     try {
-      inner->plan ? executor_->run(inner, {}) : run_native(inner->call);
+      work();
     } catch (const Error& error) {
+      --library_calls_;
+      if (error.code() == Code::kMismatch && !failure()) throw;  // a difference leaves the communicator usable
       throw fail(error);
     }
+    --library_calls_;
   };
-  return start(e, async, false, keep, interrupted);
 }
 
 std::shared_ptr<Work> Communicator::start(const std::shared_ptr<Execution>& e, bool async, bool alone, const Keep& keep,
@@ -272,8 +307,115 @@ std::shared_ptr<Work> Communicator::start(const std::shared_ptr<Execution>& e, b
   e->work = std::make_shared<Work>(operation, e->call.deadline);
   e->work->keep_alive(keep());
   auto work = e->work;
+  const UserStream stream = e->call.stream;
   executor_->enqueue(e);
+  if (follow_on_stream(work, stream, async)) return work;
   if (!async) await(*work, interrupted);
+  return work;
+}
+
+// ---- streams of users -----------------------------------------------------------------------------------------------
+
+// What waits, in a lane, until the user's stream has come to this call. Empty where there is no stream.
+std::function<void()> Communicator::users_stream_reached(const Call& call) {
+  if (!config_.device || !call.stream.known()) return {};
+  std::shared_ptr<void> mark(config_.device->event());
+  config_.device->record(mark.get(), call.stream.handle);
+  return [this, mark, deadline = call.deadline] {
+    config_.device->wait(library_stream_.get(), mark.get());
+    config_.device->synchronize(library_stream_.get(), deadline, [this] { return failure().has_value(); });
+  };
+}
+
+// Let the user's stream, and not the host, wait for an operation of the lanes: now for a synchronous one, at wait() for
+// another. False where streams cannot wait for the host.
+bool Communicator::follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async) {
+  if (!config_.device || !stream.known() || !config_.device->has_flags()) return false;
+  const Flag flag = take_flag();
+  work->on_done([this, flag] {
+    __atomic_store_n(flag.first, flag.second, __ATOMIC_RELEASE);  // after an error too: no stream hangs
+    std::scoped_lock lock(flags_mutex_);
+    free_flags_.push_back(flag);
+  });
+  if (async) {
+    work->set_join([device = config_.device, flag, stream] {
+      device->await_flag(current_stream(stream), flag.first, flag.second);
+    });
+  } else {
+    config_.device->await_flag(stream.handle, flag.first, flag.second);
+  }
+  return true;
+}
+
+Communicator::Flag Communicator::take_flag() {
+  constexpr size_t kFlags = 64, kStride = 64;  // a cache line each
+  std::scoped_lock lock(flags_mutex_);
+  if (free_flags_.empty()) {
+    flags_memory_.push_back(config_.device->pinned(kFlags * kStride));
+    char* memory = static_cast<char*>(flags_memory_.back().get());
+    std::memset(memory, 0, kFlags * kStride);
+    for (size_t i = 0; i < kFlags; ++i) free_flags_.emplace_back(reinterpret_cast<uint32_t*>(memory + i * kStride), 0);
+  }
+  Flag flag = free_flags_.back();
+  free_flags_.pop_back();
+  ++flag.second;  // streams wait for at least this value, so a word may be used again
+  return flag;
+}
+
+void* Communicator::current_stream(const UserStream& stream) {
+  void* handle = nullptr;
+  stream.current(stream.device_type, stream.device_index, &handle);
+  return handle;
+}
+
+// The library's own order on streams: enqueue from the caller's thread, a synchronous operation on his stream, another
+// on the library's.
+std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vector<polyccl_op> ops, bool async,
+                                                    const Keep& keep) {
+  const std::string operation(call.row->name);
+  void* stream = async ? library_stream_.get() : call.stream.handle;
+  const Device& device = *config_.device;
+  std::shared_ptr<void> mark(device.event());
+  if (async) {
+    device.record(mark.get(), call.stream.handle);
+    device.wait(stream, mark.get());
+  }
+  std::vector<const polyccl_op*> pointers;
+  for (polyccl_op& op : ops) {
+    op.stream = stream;
+    pointers.push_back(&op);
+  }
+  try {
+    std::scoped_lock lock(library_mutex_);
+    config_.native->run(pointers, operation);
+  } catch (const Error& error) {
+    throw located(fail(error), operation);
+  }
+  std::shared_ptr<void> done(device.event());
+  device.record(done.get(), stream);
+  auto watch = std::make_shared<Execution>();
+  watch->call.row = call.row;
+  watch->call.deadline = call.deadline;
+  watch->work = std::make_shared<Work>(operation, call.deadline);
+  watch->work->keep_alive(keep());
+  if (async) {
+    watch->work->set_join(
+        [keep = config_.device, done, from = call.stream] { keep->wait(current_stream(from), done.get()); });
+  } else {
+    watch->work->set_join([] {});  // the user's stream is in order already
+  }
+  watch->prepare = [this, done, deadline = call.deadline, operation] {
+    try {
+      config_.device->await(done.get(), deadline, [this, &operation] {
+        config_.native->check_async(operation);
+        return failure().has_value();
+      });
+    } catch (const Error& error) {
+      throw fail(error);
+    }
+  };
+  auto work = watch->work;
+  executor_->enqueue(std::move(watch));
   return work;
 }
 
@@ -293,6 +435,7 @@ std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> cal
   section.ragged = true;
   section.chunk = 1;
   Call whole = calls.front();
+  whole.unstage = {};
   whole.dtype = POLYCCL_DTYPE_UINT8;
   whole.input = whole.output = {};
   for (const Call& call : calls) {
@@ -313,12 +456,57 @@ std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> cal
     auto& counter = (sends ? sends_ : receives_)[static_cast<size_t>(call.peer)];
     e->tags.push_back({config_.group, ++counter, 0, 0, kMessageChannel});
   }
+  for (Call& call : calls) {
+    if (call.unstage) e->finish.push_back(std::move(call.unstage));
+    if (call.staging) e->staging.push_back(std::move(call.staging));
+  }
   whole.count = section.chunk;
   plan->kind = whole.kind();
   plan->sections.push_back(std::move(section));
   e->plan = std::move(plan);
   e->call = std::move(whole);
   return e;
+}
+
+// A batch by the device's library.
+std::shared_ptr<Work> Communicator::issue_library_messages(const std::vector<Call>& calls, bool async, const Keep& keep,
+                                                           const Interrupted& interrupted) {
+  std::vector<polyccl_op> ops;
+  for (const Call& call : calls) ops.push_back(library_op(call));
+  if (calls[0].stream.known() && library_calls_ == 0) return issue_on_stream(calls[0], std::move(ops), async, keep);
+  auto e = std::make_shared<Execution>();
+  e->call = calls[0];
+  auto held = std::make_shared<std::vector<Call>>(calls);
+  run_whole(*e, [this, ops = std::move(ops), held, ready = users_stream_reached(calls[0])] {
+    if (ready) ready();
+    run_library(ops, "messages");
+  });
+  return start(e, async, false, keep, interrupted);
+}
+
+// Messages of device memory over the link: by way of pinned memory, which lives as long as the call.
+void Communicator::stage_messages(std::vector<Call>& calls) {
+  for (Call& call : calls) {
+    const bool sends = call.kind() == POLYCCL_KIND_SEND;
+    const size_t bytes = call.count * call.element();
+    if (bytes == 0) continue;
+    Side& side = sends ? call.input : call.output;
+    call.staging = std::shared_ptr<void>(config_.device->pinned(bytes));
+    char* user = std::exchange(side.blocks[0], static_cast<char*>(call.staging.get()));
+    if (sends) {
+      copy_now(call.staging.get(), user, bytes, call.deadline);
+    } else {
+      call.unstage = [this, user, staging = call.staging, bytes, deadline = call.deadline] {
+        copy_now(user, staging.get(), bytes, deadline);
+      };
+    }
+  }
+}
+
+void Communicator::copy_now(void* output, const void* input, size_t bytes, Deadline deadline) {
+  const auto stream = config_.device->stream();
+  config_.device->copy(stream.get(), output, input, bytes);
+  config_.device->synchronize(stream.get(), deadline, [this] { return failure().has_value(); });
 }
 
 std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool async, const Keep& keep,
@@ -328,6 +516,13 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
   {
     std::scoped_lock turn(issue_mutex_);
     require_usable(operation);
+    if (config_.device) {
+      const bool by_library =
+          std::all_of(calls.begin(), calls.end(), [this](const Call& c) { return native_messages(c.dtype); });
+      if (by_library) return issue_library_messages(calls, async, keep, interrupted);
+      if (auto ready = users_stream_reached(calls[0])) ready();
+      stage_messages(calls);
+    }
     e = message_execution(std::move(calls));
   }
   if (async) {
@@ -397,9 +592,7 @@ void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtyp
   }
   std::vector<polyccl_op> ops;
   for (const Call& call : calls) ops.push_back(library_op(call));
-  std::vector<const polyccl_op*> pointers;
-  for (const polyccl_op& op : ops) pointers.push_back(&op);
-  config_.native->run(pointers, "a group of messages");
+  run_library(std::move(ops), "a group of messages");
 }
 
 // ---- the end

@@ -20,6 +20,7 @@
 
 #include "agreement.h"
 #include "call.h"
+#include "device.h"
 #include "executor.h"
 #include "link/link.h"
 #include "loader.h"
@@ -49,6 +50,9 @@ struct CommunicatorConfig {
   std::vector<std::vector<int>> islands;  // ranks; one island for a plain communicator
   std::string token;                      // of the job, for the link
   std::shared_ptr<BackendComm> native;    // null for `host`, for a bridge, and for one rank
+  std::string device_name = "cpu";        // where tensors are; type and index are DLPack's
+  int32_t device_type = 1, device_index = 0;
+  std::shared_ptr<Device> device;  // null where data lies in host memory
   std::array<std::shared_ptr<class Communicator>, 2>
       island{};         // a bridge's, for lanes pre and post; null in an island of one rank
   bool overlap = true;  // whether the island's two communicators may be used at once
@@ -118,6 +122,20 @@ class Communicator : private Legs {
   Error fail(const Error& error, bool tell);
   void run_leg(Call call, const Interrupted& interrupted);
   void run_native(const Call& call);
+  void run_library(std::vector<polyccl_op> ops, const std::string& doing);
+  using Flag = std::pair<uint32_t*, uint32_t>;  // a word of pinned memory, and the value that streams wait for
+  std::function<void()> users_stream_reached(const Call& call);
+  bool follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async);
+  Flag take_flag();
+  static void* current_stream(const UserStream& stream);
+  std::shared_ptr<Work> issue_on_stream(const Call& call, std::vector<polyccl_op> ops, bool async, const Keep& keep);
+  std::shared_ptr<Work> issue_library_messages(const std::vector<Call>& calls, bool async, const Keep& keep,
+                                               const Interrupted& interrupted);
+  void stage_messages(std::vector<Call>& calls);
+  void copy_now(void* output, const void* input, size_t bytes, Deadline deadline);
+  void run_whole(Execution& e, std::function<void()> work);
+  uint32_t memory_kind() const { return config_.device ? POLYCCL_MEMORY_DEVICE : POLYCCL_MEMORY_HOST; }
+  polyccl_op library_op(const Call& call) const;
   void run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
                     const Interrupted& interrupted);
   bool runs_native(const Call& call) const;
@@ -143,6 +161,14 @@ class Communicator : private Legs {
   Trace trace_;
   std::shared_ptr<LinkGroup> group_;
   std::unique_ptr<Agreement> agreement_;
+
+  // Of a device: the stream of its library's calls, and the flags that users' streams wait for.
+  Device::Handle library_stream_;
+  std::vector<Device::Handle> flags_memory_;
+  std::mutex flags_mutex_;
+  std::vector<Flag> free_flags_;       // with their last values
+  std::mutex library_mutex_;           // one caller of the library at a time
+  std::atomic<int> library_calls_{0};  // operations in the lanes that call the library
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;

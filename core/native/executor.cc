@@ -16,6 +16,7 @@ constexpr size_t kAlign = 64;
 struct Piece {
   char* memory;
   uint64_t count;
+  bool device;  // where input and output lie; else the host's
 };
 
 // Elements of `block` of a side in a ragged section's iteration.
@@ -27,16 +28,18 @@ uint64_t ragged_length(const std::vector<uint64_t>& counts, int block, const Ite
 Piece resolve_scratch(const Iteration& it, const Slice& s) {
   const Call& call = it.execution->call;
   const size_t element = call.element();
-  char* base = it.scratch + (*it.scratch_offsets)[static_cast<size_t>(s.buffer - kFirstScratch)];
+  const auto number = static_cast<size_t>(s.buffer - kFirstScratch);
+  const bool device = it.section->scratch[number].device;
+  char* base = it.scratch[device ? 1 : 0] + (*it.scratch_offsets)[number];
   if (!it.section->ragged) {
     const uint64_t lo = s.lo.of(it.length), hi = s.hi.of(it.length);
-    return {base + lo * element, hi - lo};
+    return {base + lo * element, hi - lo, device};
   }
   const bool outputs = s.block < 0 || call.row->input != Shape::kBlocks;
   const auto& counts = (outputs ? call.output : call.input).counts;
   const uint64_t parts = s.hi.of(1) - s.lo.of(1);
   return {base + s.lo.of(it.section->chunk) * element,
-          parts * ragged_length(counts, s.block < 0 ? ~s.block : s.block, it)};
+          parts * ragged_length(counts, s.block < 0 ? ~s.block : s.block, it), device};
 }
 
 // Where a slice lies in this iteration.
@@ -49,9 +52,9 @@ Piece resolve(const Iteration& it, const Slice& s) {
                                      " uses memory that this rank does not have");
   }
   char* base = side.blocks[static_cast<size_t>(s.block)] + it.start * call.element();
-  if (it.section->ragged) return {base, ragged_length(side.counts, s.block, it)};
+  if (it.section->ragged) return {base, ragged_length(side.counts, s.block, it), true};
   const uint64_t lo = s.lo.of(it.length), hi = s.hi.of(it.length);
-  return {base + lo * call.element(), hi - lo};
+  return {base + lo * call.element(), hi - lo, true};
 }
 
 Factor resolve(const Call& call, FactorKind kind, int ranks) {
@@ -106,12 +109,13 @@ void cut(Execution& e) {
   for (size_t i = 0; i < e.plan->sections.size(); ++i) {
     const Section& section = e.plan->sections[i];
     const uint64_t capacity = section.ragged ? section.chunk : (i == 0 ? length : tail);
-    size_t offset = 0;
+    std::array<size_t, 2> end{};
     for (const Scratch& scratch : section.scratch) {
+      size_t& offset = end[scratch.device ? 1 : 0];
       e.scratch[i].push_back(offset);
       offset += round_up((scratch.size.of(capacity) + 1) * e.call.element());
     }
-    e.scratch_bytes = std::max(e.scratch_bytes, offset);
+    for (size_t m = 0; m < end.size(); ++m) e.scratch_bytes[m] = std::max(e.scratch_bytes[m], end[m]);
   }
 }
 
@@ -287,8 +291,9 @@ class Executor::CrossLane {
   std::vector<Flight> flights_;
 };
 
-Executor::Executor(Legs& legs, LinkGroup& group, uint64_t tag_group, int size, int window, Trace& trace)
-    : legs_(legs), group_(group), tag_group_(tag_group), size_(size), window_(window), trace_(trace) {
+Executor::Executor(Legs& legs, LinkGroup& group, const Device* device, uint64_t tag_group, int size, int window,
+                   Trace& trace)
+    : legs_(legs), group_(group), device_(device), tag_group_(tag_group), size_(size), window_(window), trace_(trace) {
   slots_.resize(static_cast<size_t>(window));
   for (int i = window; i-- > 0;) free_slots_.push_back(i);
 }
@@ -330,11 +335,21 @@ std::shared_ptr<Iteration> Executor::make_iteration(const std::shared_ptr<Execut
     it->length = main.chunk == 0 ? e->call.count - rest : std::min(main.chunk, e->call.count - rest - it->start);
   }
   if (slot >= 0) {
-    auto& memory = slots_[static_cast<size_t>(slot)];
-    if (memory.size() < e->scratch_bytes) memory.resize(e->scratch_bytes);
-    it->scratch = memory.data();
+    Slot& memory = slots_[static_cast<size_t>(slot)];
+    reserve(memory, e->scratch_bytes);
+    it->scratch = {device_ == nullptr ? memory.host.data() : static_cast<char*>(memory.pinned.get()),
+                   static_cast<char*>(memory.device.get())};
   }
   return it;
+}
+
+void Executor::reserve(Slot& slot, const std::array<size_t, 2>& bytes) {
+  if (device_ == nullptr) {
+    if (slot.host.size() < bytes[0]) slot.host.resize(bytes[0]);
+    return;
+  }
+  if (slot.bytes[0] < bytes[0]) slot.pinned = device_->pinned(slot.bytes[0] = bytes[0]);
+  if (slot.bytes[1] < bytes[1]) slot.device = device_->memory(slot.bytes[1] = bytes[1]);
 }
 
 void Executor::trace_step(const Iteration& it, const Step& step, uint64_t bytes, int64_t begin) const {
@@ -355,12 +370,7 @@ void Executor::run_step(Iteration& it, const Step& step, Lane lane) {
       break;
     }
     case Verb::kCopy:
-      for (size_t i = 0; i < step.src.size(); ++i) {
-        const Piece from = resolve(it, step.src[i]), to = resolve(it, step.dst[i]);
-        if (from.count != 0 && from.memory != to.memory)
-          std::memcpy(to.memory, from.memory, from.count * call.element());
-        count += from.count;
-      }
+      count = run_copies(it, step, lane);
       break;
     case Verb::kReduce: {
       std::vector<const void*> operands;
@@ -382,6 +392,30 @@ void Executor::run_step(Iteration& it, const Step& step, Lane lane) {
       break;  // messages go in groups or over the link
   }
   trace_step(it, step, count * call.element(), begin);
+}
+
+// Copies of a step: the host's at once, those to and from the device together, until they are there. Returns the
+// elements.
+uint64_t Executor::run_copies(Iteration& it, const Step& step, Lane lane) {
+  const size_t element = it.execution->call.element();
+  auto& stream = streams_[static_cast<size_t>(lane)];
+  uint64_t count = 0;
+  bool enqueued = false;
+  for (size_t i = 0; i < step.src.size(); ++i) {
+    const Piece from = resolve(it, step.src[i]), to = resolve(it, step.dst[i]);
+    count += from.count;
+    if (from.count == 0 || from.memory == to.memory) continue;
+    if (device_ == nullptr || (!from.device && !to.device)) {
+      std::memcpy(to.memory, from.memory, from.count * element);
+      continue;
+    }
+    if (!stream) stream = device_->stream();
+    device_->copy(stream.get(), to.memory, from.memory, from.count * element);
+    enqueued = true;
+  }
+  const auto ended = [this] { return legs_.failure().has_value(); };
+  if (enqueued) device_->synchronize(stream.get(), it.execution->call.deadline, ended);
+  return count;
 }
 
 void Executor::run_group(Iteration& it, Lane lane, const std::vector<uint32_t>& steps) {
@@ -489,6 +523,7 @@ void Executor::run_messages(const std::shared_ptr<Execution>& e, const Interrupt
   cross.add(it);
   for (cross.advance(); !cross.empty(); cross.advance()) drive(cross, interrupted);
   if (e->error) throw *e->error;
+  for (const auto& finish : e->finish) finish();
 }
 
 void Executor::enqueue_messages(std::shared_ptr<Execution> e) {
@@ -610,8 +645,16 @@ void Executor::retire(const std::shared_ptr<Iteration>& it) {
   const bool whole = ++e.finished == e.iterations;
   lock.unlock();
   if (whole) {
+    if (!e.error) e.error = legs_.failure();
+    try {
+      for (const auto& finish : e.finish) {
+        if (!e.error) finish();
+      }
+    } catch (...) {
+      e.error = legs_.fail(current_error());
+    }
     in_flight_.fetch_sub(1, std::memory_order_acq_rel);
-    e.work->complete(e.error ? e.error : legs_.failure());
+    e.work->complete(e.error);
   }
   lock.lock();
   admit(lock);

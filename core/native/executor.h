@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "call.h"
+#include "device.h"
 #include "link/link.h"
 #include "plan.h"
 #include "trace.h"
@@ -70,13 +71,15 @@ struct Execution {
   uint64_t sequence = 0;
   std::shared_ptr<Work> work;
   std::function<void()>
-      prepare;            // runs in lane pre before the first step; throwing ends the operation, not the communicator
-  std::vector<Tag> tags;  // of messages that the user sends: by step; empty for plans
+      prepare;  // runs in lane pre before the first step; throwing ends the operation, not the communicator
+  std::vector<std::shared_ptr<void>> staging;  // of messages: memory to keep
+  std::vector<std::function<void()>> finish;   // of messages: what to do once they are there
+  std::vector<Tag> tags;                       // of messages that the user sends: by step; empty for plans
   // The executor's own:
   std::optional<Error> error;                  // of messages: ends them, not the communicator
   Interrupted interrupted;                     // empty in the lanes
   std::array<std::vector<size_t>, 2> scratch;  // byte offsets of the scratch buffers in a slot, by section
-  size_t scratch_bytes = 0;                    // of a slot
+  std::array<size_t, 2> scratch_bytes{};       // of a slot: on the host, on the device
   uint64_t main_iterations = 0, iterations = 0, admitted = 0, finished = 0;
   bool prepared = false;
 };
@@ -90,7 +93,7 @@ struct Iteration {
   uint64_t start = 0, length = 0;  // elements of a block
   int slot = -1;                   // -1: needs none
   bool retired = false;
-  char* scratch = nullptr;
+  std::array<char*, 2> scratch{};       // on the host, on the device
   std::vector<std::atomic<bool>> done;  // by step
   std::atomic<uint32_t> left{0};        // steps that are not done
 
@@ -101,7 +104,8 @@ struct Iteration {
 
 class Executor {
  public:
-  Executor(Legs& legs, LinkGroup& group, uint64_t tag_group, int size, int window, Trace& trace);
+  // `device` is null where input and output are host memory.
+  Executor(Legs& legs, LinkGroup& group, const Device* device, uint64_t tag_group, int size, int window, Trace& trace);
   ~Executor();
 
   // Run to the end on the caller's thread. Only where idle(), and never two at once. Throws Error.
@@ -127,6 +131,13 @@ class Executor {
  private:
   class CrossLane;
 
+  // Scratch of one iteration. Grows to what operations need.
+  struct Slot {
+    std::vector<char> host;
+    Device::Handle pinned, device;  // instead of `host`, where there is a device
+    std::array<size_t, 2> bytes{};
+  };
+
   void start_lane_locked(Lane lane);
   void local_lane(Lane lane);
   void cross_lane();
@@ -138,6 +149,8 @@ class Executor {
   void run_group(Iteration& it, Lane lane, const std::vector<uint32_t>& steps);
   void run_step(Iteration& it, const Step& step, Lane lane);
   void wait_for(const Iteration& it, const Step& step);
+  void reserve(Slot& slot, const std::array<size_t, 2>& bytes);
+  uint64_t run_copies(Iteration& it, const Step& step, Lane lane);
   void run_grouped(Iteration& it);
   void run_overlapped(const std::shared_ptr<Execution>& e, const Interrupted& interrupted);
   void drive(CrossLane& cross, const Interrupted& interrupted);
@@ -150,6 +163,7 @@ class Executor {
 
   Legs& legs_;
   LinkGroup& group_;
+  const Device* const device_;
   const uint64_t tag_group_;
   const int size_;
   const int window_;
@@ -160,7 +174,8 @@ class Executor {
   std::deque<std::shared_ptr<Execution>> queue_;  // operations not yet fully admitted
   std::array<std::deque<std::shared_ptr<Iteration>>, kLanes> lanes_;
   std::array<std::thread, kLanes> threads_;
-  std::vector<std::vector<char>> slots_;
+  std::vector<Slot> slots_;
+  std::array<Device::Handle, kLanes> streams_;  // of the device, for copies of each lane
   std::vector<int> free_slots_;
   std::atomic<uint64_t> in_flight_{0};  // operations in the lanes
   std::atomic<uint64_t> signals_{0};    // counts what a parked lane might wait for

@@ -459,6 +459,11 @@ void BackendComm::run(const std::vector<const polyccl_op*>& ops, const std::stri
   backend_.check(result, comm_, doing);
 }
 
+void BackendComm::check_async(const std::string& doing) const {
+  const polyccl_backend& table = backend_.table();
+  if (table.async_error != nullptr) backend_.check(table.async_error(comm_), comm_, doing);
+}
+
 void BackendComm::abort() noexcept {
   if (comm_ != nullptr) (void)backend_.table().abort(comm_);
 }

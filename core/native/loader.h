@@ -92,6 +92,9 @@ class BackendComm {
   // stream-ordered ones are enqueued. Throws Error.
   void run(const std::vector<const polyccl_op*>& ops, const std::string& doing);
 
+  // Throw the error that came after an operation was enqueued, if one did.
+  void check_async(const std::string& doing) const;
+
   void abort() noexcept;
 
  private:

@@ -333,6 +333,7 @@ Tensor by_exchange(const TypeEntry& entry, Access access, const Subject& subject
     device = managed->view.device;
   }
   check_hidden_state(entry, tensor.dtype, subject);
+  if (tensor.device_type != dlpack::kCpu) tensor.current_stream = entry.api->current_stream;
   if (tensor.device_type != dlpack::kCpu && entry.api->current_stream(device.type, device.index, &tensor.stream) != 0) {
     nb::python_error error;
     refuse_export(subject, error);

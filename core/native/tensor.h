@@ -1,6 +1,5 @@
 // Intake of tensors: what a Python object's memory is, read through DLPack's C exchange API where the type has it
-// (torch), else through
-// __dlpack__ (NumPy and others). Nothing here links torch.
+// (torch), else through __dlpack__ (NumPy and others). Nothing here links torch.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -26,6 +25,8 @@ struct Tensor {
   int32_t device_index = 0;
   int64_t rows = 1;        // size of dimension 0; 1 for a 0-d tensor
   void* stream = nullptr;  // current stream of the device, where the exchange API gives it
+  // Gives the stream that is current when it is called; null where the exchange API does not say.
+  int (*current_stream)(int32_t device_type, int32_t device_index, void** stream) = nullptr;
   nb::object owner;
   size_t bytes() const { return count * dtype_size(dtype); }
 };

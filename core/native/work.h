@@ -40,6 +40,10 @@ class Work {
   // Hold on to something (the tensors) until done.
   void keep_alive(std::shared_ptr<void> what) { kept_ = std::move(what); }
 
+  // For operations of devices: how to make the user's current stream wait for this one instead of the host.
+  void set_join(std::function<void()> join) { join_ = std::move(join); }
+  const std::function<void()>& join() const { return join_; }
+
   const std::string& description() const { return description_; }
   Deadline deadline() const { return deadline_; }
 
@@ -51,6 +55,7 @@ class Work {
   mutable std::condition_variable changed_;
   std::optional<Error> error_;
   std::shared_ptr<void> kept_;
+  std::function<void()> join_;
   std::vector<std::function<void()>> callbacks_;
 };
 

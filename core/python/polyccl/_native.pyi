@@ -86,6 +86,10 @@ class Backend:
         """
 
     @property
+    def has_device(self) -> bool:
+        """True where it works on device memory, in the order of streams."""
+
+    @property
     def device_count(self) -> int:
         """How many devices it sees; 0 for a library of host memory."""
 
@@ -136,13 +140,27 @@ def link_address() -> tuple[str, str, int]:
     Where this process's link listens: (process id in hex, host, port). Starts the link.
     """
 
+class Device:
+    """A device, through its backend."""
+
+    def __init__(self, backend: Backend, index: int) -> None: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def is_host(self) -> bool:
+        """True for a stand-in, whose memory is the host's."""
+
+    @property
+    def waits_for_host(self) -> bool:
+        """True where a stream can wait for the host: then operations of a bridge do not block."""
+
 class BackendComm:
     """A communicator of a backend's library."""
 
     def abort(self) -> None: ...
 
 def create_backend_comm(
-    backend: Backend, rank: int, size: int, name: str, interface: str, address: str, store: object, timeout: float
+    backend: Backend, rank: int, size: int, device: int, name: str, interface: str, address: str, store: object, timeout: float
 ) -> BackendComm:
     """
     Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` seconds.
@@ -188,6 +206,9 @@ def create_communicator(
     descriptions: Sequence[str],
     islands: Sequence[Sequence[int]],
     token: str,
+    device: Device | None,
+    device_name: str,
+    device_type: int,
     native: BackendComm | None,
     pre: Communicator | None,
     post: Communicator | None,

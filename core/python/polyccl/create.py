@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _native, backends, environment, ranks, rendezvous
+from . import _native, backends, devices, environment, ranks, rendezvous
 from . import store as stores
 from ._version import __version__
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
@@ -24,6 +24,7 @@ from .operations import Kind, Reduction
 from .options import HINTS as KNOWN_HINTS
 from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
 from .planner import planner
+from .planner.staging import Memory
 from .planner.task import Request
 from .planner.topology import Topology
 from .rendezvous import Hello, Roster
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 BRIDGE, AUTO = "bridge", "auto"
 """Backends that are made of islands: always a bridge; a bridge only where there is more than one island."""
 
-_ONE_MACHINE, _CONCURRENT, _EQUAL_BITS = 1, 2, 2
-_HOST_MEMORY = 1
+# Of the ABI: bits of a backend's flags, of an answer of supports(), and kinds of memory.
+_ONE_MACHINE, _CONCURRENT = 1, 2
+_EQUAL_BITS, _MESSAGES = 2, 1 | 4
+_HOST_MEMORY, _DEVICE_MEMORY = 1, 2
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,19 @@ class Library:
     @property
     def equal_bits(self) -> bool:
         """Whether all_reduce gives all ranks the same bits. Plans do."""
-        if self.plugin is None:
-            return True
-        can = self.plugin.supports(int(Kind.ALL_REDUCE), 12, int(Reduction.SUM), _HOST_MEMORY)
+        can = self.supports(Kind.ALL_REDUCE, "float32", Reduction.SUM)
         return not can or bool(can & _EQUAL_BITS)
+
+    def messages(self, kind: Kind, dtype: str) -> bool:
+        """Whether it has send (recv) of its own, in groups."""
+        return self.supports(kind, dtype) & _MESSAGES == _MESSAGES
+
+    def supports(self, kind: Kind, dtype: str, reduction: Reduction = Reduction.NONE) -> int:
+        """POLYCCL_CAN_* of an operation, on the memory that the library works on."""
+        if self.plugin is None:
+            return 0
+        memory = _DEVICE_MEMORY if self.plugin.has_device else _HOST_MEMORY
+        return int(self.plugin.supports(int(kind), dtype_numbers()[dtype], int(reduction), memory))
 
 
 @dataclass(frozen=True)
@@ -117,10 +129,11 @@ def new_comm(
     """Create a communicator. Collective over all its ranks; blocks until they are there, or the timeout.
 
     ``backend`` is a library that all ranks have (``"host"``, ``"gloo"``, ...), ``"bridge"`` (islands are discovered, then joined)
-    or ``"auto"`` (the plain library where all ranks are one island, else a bridge). ``device`` is where tensors will be; so far
-    ``"cpu"``. ``name`` (by default that of the backend) keeps communicators of one store apart; a name may be used again after
-    its rendezvous. ``store`` is a torch Store, one of `polyccl.store`, or None for what the launcher left in the environment.
-    ``rank`` and ``size`` come from there too, unless given. ``hints`` are listed in `polyccl.options`.
+    or ``"auto"`` (the plain library where all ranks are one island, else a bridge). ``device`` is where tensors will be:
+    ``cpu``, ``cuda``, ``hip`` or ``xpu``, with an index (``cuda:1``) or without (the local rank's). ``name`` (by default that of
+    the backend) keeps communicators of one store apart; a name may be used again after its rendezvous. ``store`` is a torch
+    Store, one of `polyccl.store`, or None for what the launcher left in the environment. ``rank`` and ``size`` come from there
+    too, unless given. ``hints`` are listed in `polyccl.options`.
 
     Raises InvalidArgument, BackendUnavailable, Mismatch (ranks differ in what they must share), CommTimeout (with the missing
     ranks), on all ranks alike where the cause is shared.
@@ -167,11 +180,9 @@ def split(
 
 def form(backend: str, device: str, name: str, options: CommOptions, store: Store, rank: int, size: int) -> Formed:
     """Meet the other ranks and build what this rank needs."""
-    if device.split(":")[0] != "cpu":
-        raise UnsupportedOperation(
-            f"communicator '{name}': device '{device}' is not supported by this version of PolyCCL; use 'cpu'"
-        )
-    library = find_library(_local_backend(backend, options))
+    place = devices.parse(device)
+    library = find_library(_local_backend(backend, place, options))
+    opened = _open_device(name, library, place)
     deadline = time.monotonic() + min(options.timeout, 1e9)
     roster = rendezvous.exchange(store, name, _hello(backend, device, options, library, rank), size, deadline)
     if backend not in (BRIDGE, AUTO):
@@ -179,7 +190,7 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
         islands, labels = [list(range(size))], [backend]
     else:
         islands, labels = roster.islands(), roster.labels()
-    build = _Builder(name, device, options, store, rank, roster, library, deadline)
+    build = _Builder(name, place, opened, options, store, rank, roster, library, deadline)
     kind = BRIDGE if len(islands) > 1 else library.name if backend == AUTO else backend
     group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, store)
     if len(islands) > 1:
@@ -194,11 +205,29 @@ def find_library(name: str) -> Library:
     return Library(name, _native.Backend.load(str(backends.find(name))))
 
 
-def _local_backend(backend: str, options: CommOptions) -> str:
+def _open_device(name: str, library: Library, place: devices.DeviceName) -> _native.Device | None:
+    """The library's device, or None for a library of host memory. Raises InvalidArgument where it cannot use tensors there."""
+    works_on_device = library.plugin is not None and library.plugin.has_device
+    if not works_on_device:
+        if not place.on_host:
+            raise InvalidArgument(
+                f"communicator '{name}': backend '{library.name}' works on host memory, not on '{place}'; name the device's own "
+                f'backend ({place.backend}), by hints={{"local": ...}} or POLYCCL_LOCAL in a bridge'
+            )
+        return None
+    opened = _native.Device(library.plugin, devices.choose_index(place, library.plugin.device_count))
+    if place.on_host and not opened.is_host:
+        raise InvalidArgument(
+            f"communicator '{name}': backend '{library.name}' works on its device's memory; give that device, not 'cpu'"
+        )
+    return opened
+
+
+def _local_backend(backend: str, place: devices.DeviceName, options: CommOptions) -> str:
     """The backend of this rank's island."""
     if backend not in (BRIDGE, AUTO):
         return backend
-    named = options.hints.get("local") or environment.text("POLYCCL_LOCAL")
+    named = options.hints.get("local") or environment.text("POLYCCL_LOCAL") or place.backend
     if named:
         return named
     try:
@@ -240,6 +269,12 @@ def _hello(backend: str, device: str, options: CommOptions, library: Library, ra
 
 
 @cache
+def dtype_numbers() -> dict[str, int]:
+    """The ABI's number of each dtype."""
+    return {name: number for number, name, _ in _native.dtypes()}
+
+
+@cache
 def planner_digest() -> str:
     """A digest of everything that writes plans: ranks with another would plan otherwise."""
     digest = hashlib.sha256(__version__.encode())
@@ -265,7 +300,8 @@ class _Builder:
     """Builds the native communicators of one rank."""
 
     name: str
-    device: str
+    place: devices.DeviceName
+    device: _native.Device | None
     options: CommOptions
     store: Store
     rank: int
@@ -282,6 +318,7 @@ class _Builder:
                 self.library.plugin,
                 position,
                 size,
+                -1 if self.device is None else self.device.index,
                 name,
                 "",
                 self.roster.hellos[self.rank].address,
@@ -325,24 +362,38 @@ class _Builder:
             descriptions=[descriptions[rank] for rank in members],
             islands=islands,
             token=self.roster.token,
+            device=self.device,
+            device_name=str(self.place),
+            device_type=self.place.type,
             native=own,
             pre=legs[0] if legs else None,
             post=legs[-1] if legs else None,
             overlap=self.library.concurrent,
-            planner=_plan_writer(topology, list(members).index(self.rank), self.options),
+            planner=_plan_writer(topology, list(members).index(self.rank), self.options, self._memory(bool(own))),
             check=self.options.check,
             timeout=self.options.timeout,
             latency_bytes=self.options.planner_options().latency_bytes,
             window=WINDOW,
         )
 
+    def _memory(self, plain: bool) -> Callable[[str], Memory]:
+        """Where data lies and what carries messages, by dtype."""
 
-def _plan_writer(topology: Topology, rank: int, options: CommOptions) -> Any:
+        def where(dtype: str) -> Memory:
+            if self.device is None:
+                return Memory.HOST
+            messages = plain and all(self.library.messages(kind, dtype) for kind in (Kind.SEND, Kind.RECV))
+            return Memory.DEVICE_MESSAGES if messages else Memory.DEVICE
+
+        return where
+
+
+def _plan_writer(topology: Topology, rank: int, options: CommOptions, memory: Callable[[str], Memory]) -> Any:
     """What the executor calls for a plan that it does not have yet."""
 
     def write(kind: int, dtype: str, reduction: int, root: int, small: bool, strict: bool) -> bytes:
         request = Request(Kind(kind), dtype, Reduction(reduction), root, small)
-        return planner.plan(request, topology, rank, options.planner_options(strict)).encode()
+        return planner.plan(request, topology, rank, options.planner_options(strict), memory(dtype)).encode()
 
     return write
 

@@ -56,9 +56,7 @@ def detect(rank: int | None = None, size: int | None = None, environ: Mapping[st
     InvalidArgument when only one of a pair is there, a value is no number, the rank is not in ``range(size)``, or nothing is set.
     """
     environ = os.environ if environ is None else environ
-    local = next((_number(environ, name) for name in _LOCAL if environ.get(name)), None)
-    if local is not None and local < 0:
-        raise InvalidArgument(f"the local rank is {local} in the environment; it must be 0 or more")
+    local = local_rank(environ)
     if rank is not None or size is not None:
         if rank is None or size is None:
             given, missing = ("size", "rank") if rank is None else ("rank", "size")
@@ -75,6 +73,15 @@ def detect(rank: int | None = None, size: int | None = None, environ: Mapping[st
         "nothing says which rank this process is: start it with torchrun, `polyccl launch`, mpirun or srun, set POLYCCL_RANK and "
         "POLYCCL_SIZE, or give `rank` and `size`"
     )
+
+
+def local_rank(environ: Mapping[str, str] | None = None) -> int | None:
+    """The number of this process among those of its machine, where a launcher says it. Raises InvalidArgument for nonsense."""
+    environ = os.environ if environ is None else environ
+    local = next((_number(environ, name) for name in _LOCAL if environ.get(name)), None)
+    if local is not None and local < 0:
+        raise InvalidArgument(f"the local rank is {local} in the environment; it must be 0 or more")
+    return local
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -1,0 +1,55 @@
+// A device, through its backend's table: memory, streams and events that free themselves, and waits that end.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "clock.h"
+#include "loader.h"
+
+namespace polyccl {
+
+class Device {
+ public:
+  // `backend` must have a device table. Throws kUnsupportedOperation where it lacks what staging needs.
+  Device(const Backend& backend, int index);
+
+  int index() const { return index_; }
+  const Backend& backend() const { return backend_; }
+
+  // Whether host code may read device memory: of stand-ins for tests only.
+  bool is_host() const { return backend_.has(POLYCCL_FLAG_DEVICE_IS_HOST); }
+
+  using Handle = std::unique_ptr<void, std::function<void(void*)>>;
+
+  Handle stream(bool high_priority = false) const;
+  Handle event() const;
+  Handle pinned(size_t bytes) const;  // host memory that copies to and from the device may overlap with
+  Handle memory(size_t bytes) const;  // on the device
+
+  void copy(void* stream, void* output, const void* input, size_t bytes) const;
+  void record(void* event, void* stream) const;
+  void wait(void* stream, void* event) const;
+  bool reached(void* event) const;
+
+  // Whether a stream can wait for a word of host memory; then await_flag() makes it wait until *flag >= value.
+  bool has_flags() const;
+  void await_flag(void* stream, const volatile uint32_t* flag, uint32_t value) const;
+
+  // Block the host until the event is reached. `ended` is asked now and then; true throws kAborted, the deadline
+  // kTimeout.
+  void await(void* event, Deadline deadline, const std::function<bool()>& ended) const;
+
+  // As await(), for all that is on the stream.
+  void synchronize(void* stream, Deadline deadline, const std::function<bool()>& ended) const;
+
+ private:
+  void check(polyccl_result result, const char* what) const;
+  const polyccl_device& table() const { return *backend_.table().device; }
+
+  const Backend& backend_;
+  const int index_;
+};
+
+}  // namespace polyccl
