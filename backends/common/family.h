@@ -20,6 +20,7 @@ struct Place {
   const char* stem;                       // "libnccl": what a mapped file's name begins with
   std::span<const char* const> sonames;   // for the loader, the best first
   std::span<const char* const> packaged;  // below a folder of Python packages
+  const char* install;                    // what a user without it can do, in words
 };
 
 struct Family {

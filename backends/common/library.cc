@@ -121,13 +121,13 @@ Library try_open(const Candidate& candidate, const Judge& judge, std::string& wh
   Library library{::dlopen(candidate.file.c_str(), RTLD_NOW | RTLD_LOCAL), candidate.file, candidate.found};
   if (library.handle == nullptr) {
     const char* words = ::dlerror();
-    why += "; " + (words != nullptr ? std::string(words) : candidate.file + " does not open");
+    why += (why.empty() ? ": " : "; ") + (words != nullptr ? std::string(words) : candidate.file + " does not open");
     return {};
   }
   library.file = file_of(library.handle, candidate.file);
   const std::string objection = judge(library);
   if (objection.empty()) return library;
-  why += "; " + library.file + " " + objection;
+  why += (why.empty() ? ": " : "; ") + library.file + " " + objection;
   ::dlclose(library.handle);  // drops what this call added, no more
   return {};
 }
@@ -170,9 +170,8 @@ Library open_library(const Place& place, const Judge& judge) {
     Library library = try_open(candidate, judge, why);
     if (library.handle != nullptr) return library;
   }
-  throw Failure(POLYCCL_ERROR_UNAVAILABLE, std::string("there is no ") + place.what + " here" + why +
-                                               ". Install it, or name its file in the environment variable " +
-                                               place.variable);
+  throw Failure(POLYCCL_ERROR_UNAVAILABLE, std::string("cannot open ") + place.what + why + ". " + place.install +
+                                               ", or name its file in the environment variable " + place.variable);
 }
 
 }  // namespace polyccl_ccl

@@ -19,12 +19,14 @@ constexpr const char* kBackend = "ncclx";
 constexpr const char* kWhat = "NCCLX (libnccl.so.2)";
 constexpr const char* kVariable = "POLYCCL_NCCLX_LIBRARY";
 constexpr std::array<const char*, 0> kPackaged{};
+constexpr const char* kInstall = "Build it from Meta's torchcomms";
 #else
 constexpr Flavour kFlavour = Flavour::kNccl;
 constexpr const char* kBackend = "nccl";
 constexpr const char* kWhat = "NCCL (libnccl.so.2)";
 constexpr const char* kVariable = "POLYCCL_NCCL_LIBRARY";
 constexpr std::array kPackaged{"nvidia/nccl/lib/libnccl.so.2"};
+constexpr const char* kInstall = "Install it (pip install nvidia-nccl-cu12, or -cu13 for CUDA 13)";
 #endif
 constexpr std::array kLibraries{"libnccl.so.2"};
 constexpr std::array kDrivers{"libcuda.so.1"};
@@ -210,8 +212,8 @@ int fp8(uint32_t dtype, int major, int) {
 const Family nccl_family = {
     .backend = kBackend,
     .flavour = kFlavour,
-    .library = {kWhat, kVariable, "libnccl", kLibraries, kPackaged},
-    .runtime = {"the CUDA driver", "POLYCCL_CUDA_LIBRARY", "libcuda", kDrivers, {}},
+    .library = {kWhat, kVariable, "libnccl", kLibraries, kPackaged, kInstall},
+    .runtime = {"the CUDA driver", "POLYCCL_CUDA_LIBRARY", "libcuda", kDrivers, {}, "Install NVIDIA's driver"},
     .equal_bits = kFlavour == Flavour::kNccl,  // NCCLX has algorithms in which every rank adds in an order of its own
     .fill = fill,
     .fp8 = fp8,

@@ -13,12 +13,13 @@ namespace {
 
 struct Names {
   Flavour flavour;
-  const char *backend, *what, *variable;
+  const char *backend, *what, *variable, *install;
 };
 #ifdef POLYCCL_RCCLX
-constexpr Names kNames{Flavour::kRcclx, "rcclx", "RCCLX (librccl.so.1)", "POLYCCL_RCCLX_LIBRARY"};
+constexpr Names kNames{Flavour::kRcclx, "rcclx", "RCCLX (librccl.so.1)", "POLYCCL_RCCLX_LIBRARY",
+                       "Build it from Meta's torchcomms"};
 #else
-constexpr Names kNames{Flavour::kRccl, "rccl", "RCCL (librccl.so.1)", "POLYCCL_RCCL_LIBRARY"};
+constexpr Names kNames{Flavour::kRccl, "rccl", "RCCL (librccl.so.1)", "POLYCCL_RCCL_LIBRARY", "Install ROCm"};
 #endif
 // Wheels of torch for ROCm bring both libraries along.
 constexpr std::array kWheelRccl{"torch/lib/librccl.so", "torch/lib/librccl.so.1"};
@@ -150,8 +151,8 @@ int fp8_number(uint32_t dtype, int major, int minor) {
 const Family rccl_family = {
     .backend = kNames.backend,
     .flavour = kNames.flavour,
-    .library = {kNames.what, kNames.variable, "librccl", kRcclNames, kWheelRccl},
-    .runtime = {"the HIP runtime", "POLYCCL_HIP_LIBRARY", "libamdhip64", kHipNames, kWheelHip},
+    .library = {kNames.what, kNames.variable, "librccl", kRcclNames, kWheelRccl, kNames.install},
+    .runtime = {"the HIP runtime", "POLYCCL_HIP_LIBRARY", "libamdhip64", kHipNames, kWheelHip, "Install ROCm"},
     .equal_bits = false,  // its MSCCL algorithms let every rank add in an order of its own
     .fill = find_hip,
     .fp8 = fp8_number,
