@@ -211,7 +211,9 @@ def decode(data: bytes, name: str) -> Plan:
     sections = []
     for _ in range(count):
         b = SectionBuilder(kind, 0, next(words), next(words), bool(next(words)))
-        b.scratch = [Fraction(next(words), next(words)) for _ in range(next(words))]
+        for number in range(next(words)):
+            b.scratch.append(Fraction(next(words), next(words)))
+            b.on_device |= {number} if next(words) else set()
         b.steps = [step() for _ in range(next(words))]
         sections.append(b.build())
     assert next(words, None) is None
