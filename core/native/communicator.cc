@@ -420,7 +420,11 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
 }
 
 void Communicator::await(Work& work, const Interrupted& interrupted) {
-  if (!work.wait(0, interrupted)) throw InterruptedWait();
+  if (!work.wait(0, interrupted)) {
+    // No one else can wait for it, and it must not go on with the caller's memory.
+    fail(Error(Code::kAborted, member(rank()) + " was interrupted in " + work.description()), true);
+    throw InterruptedWait();
+  }
   if (auto error = work.error()) throw located(*error, work.description());
 }
 
