@@ -140,7 +140,10 @@ def _read(data: Any, weights_only: bool) -> Any:
     try:
         return _torch().load(io.BytesIO(data.numpy().tobytes()), weights_only=weights_only)
     except Exception as error:
-        raise CommError(f"an object from another rank cannot be read: {str(error).splitlines()[0]}") from error
+        # torch's text is long, and begins with advice that a peer must not talk anyone into.
+        lines = str(error).splitlines() or [type(error).__name__]
+        said = next((line.partition("WeightsUnpickler error: ")[2] or line for line in lines if "GLOBAL" in line), lines[0])
+        raise CommError(f"an object from another rank cannot be read: {said.strip()}") from None
 
 
 def _torch() -> Any:
