@@ -393,8 +393,8 @@ void bind_comm(nb::module_& m) {
           "trace", [](Communicator& c, bool on) { c.trace().enable(on); }, "on"_a)
       .def("take_trace", &take_trace);
   m.def("create_communicator", &create, "name"_a, "group"_a, "rank"_a, "members"_a, "descriptions"_a, "islands"_a,
-        "token"_a, "device"_a.none(), "device_name"_a, "device_type"_a, "native"_a.none(), "pre"_a.none(), "post"_a.none(), "overlap"_a, "planner"_a, "check"_a, "timeout"_a,
-        "latency_bytes"_a, "window"_a);
+        "token"_a, "device"_a.none(), "device_name"_a, "device_type"_a, "native"_a.none(), "pre"_a.none(),
+        "post"_a.none(), "overlap"_a, "planner"_a, "check"_a, "timeout"_a, "latency_bytes"_a, "window"_a);
 }
 
 }  // namespace polyccl

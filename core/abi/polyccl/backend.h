@@ -45,8 +45,7 @@ extern "C" {
 #endif
 
 /* True where the writer of *s knew `field`: read it only then. */
-#define POLYCCL_HAS(s, field) \
-  ((s)->struct_size >= (size_t)((const char *)(&(s)->field + 1) - (const char *)(s)))
+#define POLYCCL_HAS(s, field) ((s)->struct_size >= (size_t)((const char*)(&(s)->field + 1) - (const char*)(s)))
 
 /* ------------------------------------------------------------------------------------------------------------------ *
  * Results
@@ -99,10 +98,10 @@ enum {
 
 enum {
   POLYCCL_REDUCTION_NONE = 0,
-  POLYCCL_REDUCTION_SUM = 1, /* on bool: or */
+  POLYCCL_REDUCTION_SUM = 1,     /* on bool: or */
   POLYCCL_REDUCTION_PRODUCT = 2, /* on bool: and */
-  POLYCCL_REDUCTION_MIN = 3, /* NaN wins; on bool: and */
-  POLYCCL_REDUCTION_MAX = 4, /* NaN wins; on bool: or */
+  POLYCCL_REDUCTION_MIN = 3,     /* NaN wins; on bool: and */
+  POLYCCL_REDUCTION_MAX = 4,     /* NaN wins; on bool: or */
   POLYCCL_REDUCTION_BAND = 5,
   POLYCCL_REDUCTION_BOR = 6,
   POLYCCL_REDUCTION_BXOR = 7,
@@ -136,28 +135,25 @@ enum {
 };
 
 /* Where data lies. */
-enum {
-  POLYCCL_MEMORY_HOST = 1,
-  POLYCCL_MEMORY_DEVICE = 2
-};
+enum { POLYCCL_MEMORY_HOST = 1, POLYCCL_MEMORY_DEVICE = 2 };
 
 /* One operation. The pointers are valid until it is complete. */
 typedef struct polyccl_op {
   uint32_t struct_size;
-  uint32_t required;       /* bits of POLYCCL_REQUIRE_*: what must be understood */
-  uint32_t kind;           /* POLYCCL_KIND_* */
-  uint32_t dtype;          /* POLYCCL_DTYPE_* */
-  uint32_t reduction;      /* POLYCCL_REDUCTION_* */
-  int32_t peer;            /* root of a rooted kind, peer of send and recv; else -1 */
-  const void *input;       /* NULL where this rank has none, or with 0 elements */
-  void *output;            /* the same */
-  uint64_t count;          /* elements of one block */
-  const uint64_t *counts;  /* the V kinds: one for each rank */
-  const uint64_t *output_counts; /* ALL_TO_ALL_V: one for each rank */
-  const void *factor;      /* PREMUL_SUM: one element of `dtype`, in memory of kind factor_memory */
-  uint32_t factor_memory;  /* POLYCCL_MEMORY_* */
-  uint32_t memory;         /* POLYCCL_MEMORY_* of input and output */
-  void *stream;            /* stream-ordered kinds: the device's stream; else NULL */
+  uint32_t required;             /* bits of POLYCCL_REQUIRE_*: what must be understood */
+  uint32_t kind;                 /* POLYCCL_KIND_* */
+  uint32_t dtype;                /* POLYCCL_DTYPE_* */
+  uint32_t reduction;            /* POLYCCL_REDUCTION_* */
+  int32_t peer;                  /* root of a rooted kind, peer of send and recv; else -1 */
+  const void* input;             /* NULL where this rank has none, or with 0 elements */
+  void* output;                  /* the same */
+  uint64_t count;                /* elements of one block */
+  const uint64_t* counts;        /* the V kinds: one for each rank */
+  const uint64_t* output_counts; /* ALL_TO_ALL_V: one for each rank */
+  const void* factor;            /* PREMUL_SUM: one element of `dtype`, in memory of kind factor_memory */
+  uint32_t factor_memory;        /* POLYCCL_MEMORY_* */
+  uint32_t memory;               /* POLYCCL_MEMORY_* of input and output */
+  void* stream;                  /* stream-ordered kinds: the device's stream; else NULL */
   int64_t deadline;
 } polyccl_op;
 
@@ -183,7 +179,7 @@ enum {
 enum {
   POLYCCL_FLAG_ONE_MACHINE = 1,      /* ranks must share a machine */
   POLYCCL_FLAG_CONCURRENT_COMMS = 2, /* two communicators over the same ranks may be in use at once */
-  POLYCCL_FLAG_MAY_HANG = 4,         /* a call may ignore its deadline and abort(): it is made on a thread that can be given up */
+  POLYCCL_FLAG_MAY_HANG = 4,         /* calls may ignore deadline and abort(): made on threads that can be given up */
   POLYCCL_FLAG_SIZES_FATAL = 8,      /* unequal sizes among ranks end the process: PolyCCL agrees on them first */
   POLYCCL_FLAG_DEVICE_IS_HOST = 16   /* the library's device memory is host memory (a stand-in for tests) */
 };
@@ -192,26 +188,21 @@ enum {
  * What PolyCCL gives to a backend. Every function takes the table's ctx first, and may be called from any thread.
  * ------------------------------------------------------------------------------------------------------------------ */
 
-enum {
-  POLYCCL_LOG_ERROR = 1,
-  POLYCCL_LOG_WARNING = 2,
-  POLYCCL_LOG_INFO = 3,
-  POLYCCL_LOG_DEBUG = 4
-};
+enum { POLYCCL_LOG_ERROR = 1, POLYCCL_LOG_WARNING = 2, POLYCCL_LOG_INFO = 3, POLYCCL_LOG_DEBUG = 4 };
 
 /* Services of the process. Valid for as long as the process lives. */
 typedef struct polyccl_host {
   uint32_t struct_size;
   uint32_t abi; /* POLYCCL_ABI of the host */
-  void *ctx;
+  void* ctx;
 
   /* Write one line to PolyCCL's log. */
-  void (*log)(void *ctx, int32_t level, const char *text);
+  void (*log)(void* ctx, int32_t level, const char* text);
 
   /* Combine n elements on the host: output = a (reduction) b, as PolyCCL itself does everywhere (NaN wins in MIN and MAX and is
    * canonical, 16-bit floats accumulate in float32). output may be a or b. AVG and PREMUL_SUM are refused. With n == 0 the
    * pointers are not read, and the result tells whether the type can be combined so. */
-  polyccl_result (*reduce)(void *ctx, void *output, const void *a, const void *b, uint64_t n, uint32_t dtype,
+  polyccl_result (*reduce)(void* ctx, void* output, const void* a, const void* b, uint64_t n, uint32_t dtype,
                            uint32_t reduction);
 } polyccl_host;
 
@@ -220,16 +211,16 @@ typedef struct polyccl_host {
 typedef struct polyccl_store {
   uint32_t struct_size;
   uint32_t reserved;
-  void *ctx;
-  polyccl_result (*set)(void *ctx, const char *key, const void *value, uint64_t size);
+  void* ctx;
+  polyccl_result (*set)(void* ctx, const char* key, const void* value, uint64_t size);
 
   /* Wait for `key` until `deadline`, then copy at most `capacity` bytes of it. *size is the size of the value, also where that is
    * larger than the capacity: then POLYCCL_ERROR_INVALID is returned. */
-  polyccl_result (*get)(void *ctx, const char *key, void *value /* out */, uint64_t capacity, uint64_t *size /* out */,
+  polyccl_result (*get)(void* ctx, const char* key, void* value /* out */, uint64_t capacity, uint64_t* size /* out */,
                         int64_t deadline);
 
   /* True once the creation has been given up: stop waiting. */
-  int32_t (*cancelled)(void *ctx);
+  int32_t (*cancelled)(void* ctx);
 } polyccl_store;
 
 /* How to create a communicator. */
@@ -238,12 +229,12 @@ typedef struct polyccl_comm_config {
   int32_t rank;
   int32_t size;
   int32_t device; /* the index of this rank's device; -1 for the host */
-  const char *name;
-  const polyccl_store *store;
-  const char *interface;      /* network interface to use; NULL: the backend chooses */
-  const char *address;        /* this rank's routable address; NULL: the backend chooses */
-  const char *const *hints;   /* key, value, key, value, ..., NULL */
-  int64_t deadline;           /* of the creation */
+  const char* name;
+  const polyccl_store* store;
+  const char* interface;    /* network interface to use; NULL: the backend chooses */
+  const char* address;      /* this rank's routable address; NULL: the backend chooses */
+  const char* const* hints; /* key, value, key, value, ..., NULL */
+  int64_t deadline;         /* of the creation */
 } polyccl_comm_config;
 
 /* ------------------------------------------------------------------------------------------------------------------ *
@@ -254,27 +245,28 @@ typedef struct polyccl_device {
   uint32_t struct_size;
   uint32_t reserved;
 
-  polyccl_result (*host_alloc)(int32_t device, void **memory /* out */, uint64_t bytes); /* pinned */
-  polyccl_result (*host_free)(void *memory);
-  polyccl_result (*alloc)(int32_t device, void **memory /* out */, uint64_t bytes);
-  polyccl_result (*free)(void *memory);
-  polyccl_result (*stream_create)(int32_t device, int32_t high_priority, void **stream /* out */);
-  polyccl_result (*stream_destroy)(void *stream);
-  polyccl_result (*stream_wait_event)(void *stream, void *event);
-  polyccl_result (*event_create)(int32_t device, void **event /* out */);
-  polyccl_result (*event_destroy)(void *event);
-  polyccl_result (*event_record)(void *event, void *stream);
-  polyccl_result (*event_query)(void *event); /* POLYCCL_IN_PROGRESS until reached */
+  polyccl_result (*host_alloc)(int32_t device, void** memory /* out */, uint64_t bytes); /* pinned */
+  polyccl_result (*host_free)(void* memory);
+  polyccl_result (*alloc)(int32_t device, void** memory /* out */, uint64_t bytes);
+  polyccl_result (*free)(void* memory);
+  polyccl_result (*stream_create)(int32_t device, int32_t high_priority, void** stream /* out */);
+  polyccl_result (*stream_destroy)(void* stream);
+  polyccl_result (*stream_wait_event)(void* stream, void* event);
+  polyccl_result (*event_create)(int32_t device, void** event /* out */);
+  polyccl_result (*event_destroy)(void* event);
+  polyccl_result (*event_record)(void* event, void* stream);
+  polyccl_result (*event_query)(void* event); /* POLYCCL_IN_PROGRESS until reached */
 
   /* Copy `rows` rows of `bytes`, `output_stride` and `input_stride` bytes apart, on a stream, in any direction. */
-  polyccl_result (*copy)(void *stream, void *output, uint64_t output_stride, const void *input, uint64_t input_stride,
+  polyccl_result (*copy)(void* stream, void* output, uint64_t output_stride, const void* input, uint64_t input_stride,
                          uint64_t bytes, uint64_t rows);
 
-  polyccl_result (*wait_flag)(void *stream, const volatile uint32_t *flag, uint32_t value); /* until *flag >= value */
-  polyccl_result (*write_flag)(void *stream, volatile uint32_t *flag, uint32_t value);
-  polyccl_result (*reduce)(void *stream, void *output, const void *a, const void *b, uint64_t n, uint32_t dtype,
+  polyccl_result (*wait_flag)(void* stream, const volatile uint32_t* flag, uint32_t value); /* until *flag >= value */
+  polyccl_result (*write_flag)(void* stream, volatile uint32_t* flag, uint32_t value);
+  polyccl_result (*reduce)(void* stream, void* output, const void* a, const void* b, uint64_t n, uint32_t dtype,
                            uint32_t reduction);
-  polyccl_result (*scale)(void *stream, void *output, const void *input, const void *factor, uint64_t n, uint32_t dtype);
+  polyccl_result (*scale)(void* stream, void* output, const void* input, const void* factor, uint64_t n,
+                          uint32_t dtype);
 } polyccl_device;
 
 /* ------------------------------------------------------------------------------------------------------------------ *
@@ -289,16 +281,16 @@ typedef struct polyccl_backend {
   uint32_t abi;   /* POLYCCL_ABI that the plugin was built from */
   uint32_t flags; /* POLYCCL_FLAG_* */
   uint32_t reserved;
-  const char *name; /* lower case, e.g. "gloo" */
+  const char* name; /* lower case, e.g. "gloo" */
 
   /* Describe the library behind the plugin: its version in words, and the file it was loaded from ("" where it is linked in). */
-  polyccl_result (*library)(char *version /* out */, uint64_t version_size, char *file /* out */, uint64_t file_size);
+  polyccl_result (*library)(char* version /* out */, uint64_t version_size, char* file /* out */, uint64_t file_size);
 
   /* Ranks can be one island if and only if these strings are equal (and the backends' names). */
-  polyccl_result (*compatibility)(int32_t device, char *key /* out */, uint64_t size);
+  polyccl_result (*compatibility)(int32_t device, char* key /* out */, uint64_t size);
 
   /* How many devices this process sees; 0 for a library of host memory. */
-  polyccl_result (*device_count)(int32_t *count /* out */);
+  polyccl_result (*device_count)(int32_t* count /* out */);
 
   /* Bits of POLYCCL_CAN_*, 0 where not native. Never blocks, has no side effect, and must be true: PolyCCL refuses or plans by it
    * before any rank enters an operation. */
@@ -308,42 +300,43 @@ typedef struct polyccl_backend {
   uint32_t (*completion)(uint32_t kind, uint32_t memory);
 
   /* Create a communicator, collectively, through the store. Returns by the deadline. */
-  polyccl_result (*comm_create)(const polyccl_comm_config *config, polyccl_comm **comm /* out */);
+  polyccl_result (*comm_create)(const polyccl_comm_config* config, polyccl_comm** comm /* out */);
 
   /* Start n operations; n > 1 is one fused group. Inline kinds return when done and give no request. */
-  polyccl_result (*issue)(polyccl_comm *comm, const polyccl_op *const *ops, uint32_t n, polyccl_request **request /* out */);
+  polyccl_result (*issue)(polyccl_comm* comm, const polyccl_op* const* ops, uint32_t n,
+                          polyccl_request** request /* out */);
 
   /* Wait until the request's operations are complete, or their deadline, and free it. */
-  polyccl_result (*request_wait)(polyccl_comm *comm, polyccl_request *request);
+  polyccl_result (*request_wait)(polyccl_comm* comm, polyccl_request* request);
 
   /* Look whether the request is complete, without blocking and without freeing it. May be NULL. */
-  polyccl_result (*request_test)(polyccl_comm *comm, polyccl_request *request);
+  polyccl_result (*request_test)(polyccl_comm* comm, polyccl_request* request);
 
   /* Errors that came after issue() returned. May be NULL. */
-  polyccl_result (*async_error)(polyccl_comm *comm);
+  polyccl_result (*async_error)(polyccl_comm* comm);
 
   /* End everything that runs or waits on the communicator, from any thread, in bounded time, as often as is wished. */
-  polyccl_result (*abort)(polyccl_comm *comm);
+  polyccl_result (*abort)(polyccl_comm* comm);
 
   /* Free the communicator. Never blocks after abort(). NULL is valid. */
-  polyccl_result (*comm_destroy)(polyccl_comm *comm);
+  polyccl_result (*comm_destroy)(polyccl_comm* comm);
 
   /* Copy the text of the last failure of the communicator, or with NULL of this thread. Always ends with 0. */
-  void (*last_error)(polyccl_comm *comm, char *text /* out */, uint64_t size);
+  void (*last_error)(polyccl_comm* comm, char* text /* out */, uint64_t size);
 
   /* The name of a kind at or above POLYCCL_KIND_VENDOR, or NULL. May be NULL. */
-  const char *(*kind_name)(uint32_t kind);
+  const char* (*kind_name)(uint32_t kind);
 
-  const polyccl_device *device; /* NULL for a library of host memory */
+  const polyccl_device* device; /* NULL for a library of host memory */
 } polyccl_backend;
 
 /* The one symbol of a plugin. Gives its table, or an error code where it cannot work with this host; then *backend may still be set, so
  * that last_error(NULL, ...) can say why. */
-POLYCCL_EXPORT polyccl_result polyccl_backend_query(uint32_t host_abi, const polyccl_host *host,
-                                                    const polyccl_backend **backend /* out */);
+POLYCCL_EXPORT polyccl_result polyccl_backend_query(uint32_t host_abi, const polyccl_host* host,
+                                                    const polyccl_backend** backend /* out */);
 
-typedef polyccl_result (*polyccl_backend_query_fn)(uint32_t host_abi, const polyccl_host *host,
-                                                   const polyccl_backend **backend);
+typedef polyccl_result (*polyccl_backend_query_fn)(uint32_t host_abi, const polyccl_host* host,
+                                                   const polyccl_backend** backend);
 
 #ifdef __cplusplus
 } /* extern "C" */
