@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include "nccl_api.h"
 #include "runtime.h"
@@ -90,34 +91,37 @@ Status primary(int device, Context* context) {
   return status;
 }
 
-constexpr intptr_t kNothingPushed = 0, kPushed = 1;
-
-Status enter(int device, intptr_t* before) {
-  Context context = nullptr;
-  *before = kNothingPushed;
-  if (const Status status = primary(device, &context); status != kDone) return status;
-  home.store(device, std::memory_order_relaxed);
+// Push a context; `before` counts what leave() has to pop.
+Status push(Context context, intptr_t* before) {
   const Status status = driver.push(context);
-  if (status == kDone) *before = kPushed;
+  if (status == kDone) ++*before;
   return status;
 }
 
-// Handles 0, 1 and 2 are the default streams of whatever context is current.
-Status enter_for(void* stream, intptr_t* before) {
-  *before = kNothingPushed;
-  Context now = nullptr, wanted = nullptr;
-  if (const Status status = driver.current(&now); status != kDone) return status;
-  if (reinterpret_cast<uintptr_t>(stream) <= 2) return now != nullptr ? kDone : enter(home, before);
-  if (const Status status = driver.stream_context(stream, &wanted); status != kDone) return status;
-  if (wanted == now) return kDone;
-  const Status status = driver.push(wanted);
-  if (status == kDone) *before = kPushed;
-  return status;
+Status enter(int device, intptr_t* before) {
+  Context context = nullptr;
+  *before = 0;
+  if (const Status status = primary(device, &context); status != kDone) return status;
+  home.store(device, std::memory_order_relaxed);
+  return push(context, before);
 }
 
 void leave(intptr_t before) {
   Context popped = nullptr;
-  if (before == kPushed) (void)driver.pop(&popped);
+  while (before-- > 0) (void)driver.pop(&popped);
+}
+
+// Handles 0, 1 and 2 are the default streams of whatever context is current. Asking for a stream's needs one as well.
+Status enter_for(void* stream, intptr_t* before) {
+  *before = 0;
+  Context now = nullptr, wanted = nullptr;
+  Status status = driver.current(&now);
+  if (status == kDone && now == nullptr) status = enter(home, before);
+  if (status != kDone || reinterpret_cast<uintptr_t>(stream) <= 2) return status;
+  status = driver.stream_context(stream, &wanted);
+  if (status == kDone && wanted != now) status = push(wanted, before);
+  if (status != kDone) leave(std::exchange(*before, 0));
+  return status;
 }
 
 Status count(int* devices) {
