@@ -209,7 +209,7 @@ def tests_gloo(session: nox.Session) -> None:
 
 
 def _device_session(session: nox.Session, backend: str, *others: str) -> None:
-    """Build the backends of NCCL's kind and run the tests of one, on stand-ins; on its real library as far as this machine has it."""
+    """Build the backends of NCCL's kind and run the tests of one, on stand-ins, and on what is real here."""
     _system_packages(session, gloo=True)
     if reason := _no_hardware(backend):
         session.log(f"Without real hardware ({reason}): on stand-ins")
