@@ -66,7 +66,7 @@ def test_objects_of_all_lengths_arrive(jobs: SharedPool, shape: Shape) -> None:
 def trap(comm: Comm) -> None:
     """An object that runs code is refused by who reads it; with weights_only=False it is the user's own will."""
     rank = comm.get_rank()
-    with pytest.raises(CommError, match="cannot be read: .*putenv"):
+    with pytest.raises(CommError, match=r"cannot be read: .*putenv"):
         objects.all_gather_object(comm, [None] * comm.get_size(), Trap() if rank == 0 else 1)
     if rank == 1:
         objects.send_object_list(comm, [Trap()], 0)
