@@ -204,8 +204,13 @@ std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int
   config.interface = interface;
   config.address = address;
   config.deadline = deadline_in(timeout);
-  nb::gil_scoped_release release;
-  return std::make_shared<BackendComm>(backend, config, python_store);
+  try {
+    nb::gil_scoped_release release;
+    return std::make_shared<BackendComm>(backend, config, python_store, signalled);
+  } catch (const Error&) {
+    if (PyErr_Occurred()) throw InterruptedWait();  // the user's Ctrl-C
+    throw;
+  }
 }
 
 ProcessId parse_process(const std::string& hex) {

@@ -85,6 +85,11 @@ std::optional<Error> Communicator::failure() const {
   return failure_;
 }
 
+bool Communicator::memory_in_use() const {
+  const auto used = [](const std::shared_ptr<Communicator>& island) { return island && island->memory_in_use(); };
+  return (config_.native && config_.native->memory_in_use()) || used(config_.island[0]) || used(config_.island[1]);
+}
+
 Error Communicator::fail(const Error& error) { return fail(error, true); }
 
 Error Communicator::fail(const Error& error, bool tell) {

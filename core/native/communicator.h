@@ -93,6 +93,7 @@ class Communicator : private Legs {
   bool inherited() const { return getpid() != process_; }
 
   std::optional<Error> failure() const override;
+  bool memory_in_use() const override;
   int rank() const { return config_.rank; }
   int size() const { return static_cast<int>(config_.members.size()); }
   const std::string& name() const { return config_.name; }

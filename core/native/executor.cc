@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "call_thread.h"
 #include "reduce.h"
 
 namespace polyccl {
@@ -307,6 +308,7 @@ Executor::~Executor() {
   for (auto& thread : threads_) {
     if (thread.joinable()) thread.join();
   }
+  if (legs_.memory_in_use()) keep_forever(std::make_shared<decltype(slots_)>(std::move(slots_)));
 }
 
 bool Executor::idle() const { return in_flight_.load(std::memory_order_acquire) == 0; }
@@ -609,7 +611,7 @@ void Executor::prepare_front(std::unique_lock<std::mutex>& lock) {
     queue_.pop_front();
     lock.unlock();
     in_flight_.fetch_sub(1, std::memory_order_acq_rel);
-    e->work->complete(error);
+    complete(*e, error);
     lock.lock();
   }
   admit(lock);
@@ -654,10 +656,15 @@ void Executor::retire(const std::shared_ptr<Iteration>& it) {
       e.error = legs_.fail(current_error());
     }
     in_flight_.fetch_sub(1, std::memory_order_acq_rel);
-    e.work->complete(e.error);
+    complete(e, e.error);
   }
   lock.lock();
   admit(lock);
+}
+
+void Executor::complete(Execution& e, std::optional<Error> error) {
+  if (error && legs_.memory_in_use()) e.work->keep_forever();
+  e.work->complete(std::move(error));
 }
 
 void Executor::local_lane(Lane lane) {

@@ -58,6 +58,9 @@ class Legs {
   // The communicator is broken by this error: end everything that runs. Returns the error that stays.
   virtual Error fail(const Error& error) = 0;
   virtual std::optional<Error> failure() const = 0;
+  // True where a call of a library was given up, which may use the memory of its operation for as long as the process
+  // lives.
+  virtual bool memory_in_use() const = 0;
   // Payload that goes to a peer over the link.
   virtual void sent(int peer, uint64_t bytes) = 0;
   // Words for error texts: a member ("rank 3 (island b, host h)").
@@ -157,6 +160,7 @@ class Executor {
   void mark(Iteration& it, uint32_t step);
   void skip(Iteration& it, Lane lane);
   void retire(const std::shared_ptr<Iteration>& it);
+  void complete(Execution& e, std::optional<Error> error);
   void signal();
   void trace_step(const Iteration& it, const Step& step, uint64_t bytes, int64_t begin) const;
   static bool cross_done(const Iteration& it);

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <list>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -280,13 +281,21 @@ polyccl_result result_of(Code code) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 struct StoreBridge {
-  explicit StoreBridge(BootstrapStore& s) : store(s) {}
+  explicit StoreBridge(BootstrapStore& s) : store(&s) {}
+
+  // A creation that was given up finds no store any more. Waits for a call of the store that is under way.
+  void close() {
+    const std::lock_guard lock(calling);
+    store = nullptr;
+  }
 
   // Run `body`, keeping the text of what it throws: the plugin only gets a code.
   template <typename Body>
   polyccl_result guarded(const char* doing, const char* key, Body body) noexcept {
     try {
-      return body();
+      const std::lock_guard lock(calling);
+      if (store == nullptr) return POLYCCL_ERROR_ABORTED;
+      return body(*store);
     } catch (const Error& e) {
       note(doing, key, e.what());
       return result_of(e.code());
@@ -307,15 +316,16 @@ struct StoreBridge {
     }
   }
 
-  BootstrapStore& store;
+  std::mutex calling;
+  BootstrapStore* store;
   std::mutex mutex;
   std::string failure;
 };
 
 extern "C" polyccl_result store_set(void* ctx, const char* key, const void* value, uint64_t size) {
   auto* bridge = static_cast<StoreBridge*>(ctx);
-  return bridge->guarded("set", key, [&] {
-    bridge->store.set(key, std::string(static_cast<const char*>(value), size));
+  return bridge->guarded("set", key, [&](BootstrapStore& store) {
+    store.set(key, std::string(static_cast<const char*>(value), size));
     return POLYCCL_OK;
   });
 }
@@ -323,8 +333,8 @@ extern "C" polyccl_result store_set(void* ctx, const char* key, const void* valu
 extern "C" polyccl_result store_get(void* ctx, const char* key, void* value, uint64_t capacity, uint64_t* size,
                                     int64_t deadline) {
   auto* bridge = static_cast<StoreBridge*>(ctx);
-  return bridge->guarded("get", key, [&] {
-    const std::string found = bridge->store.get(key, deadline);
+  return bridge->guarded("get", key, [&](BootstrapStore& store) {
+    const std::string found = store.get(key, deadline);
     if (size != nullptr) *size = found.size();
     if (capacity != 0) std::memcpy(value, found.data(), std::min<uint64_t>(found.size(), capacity));
     return found.size() > capacity ? POLYCCL_ERROR_INVALID : POLYCCL_OK;
@@ -332,8 +342,10 @@ extern "C" polyccl_result store_get(void* ctx, const char* key, void* value, uin
 }
 
 extern "C" int32_t store_cancelled(void* ctx) {
+  auto* bridge = static_cast<StoreBridge*>(ctx);
   try {
-    return static_cast<StoreBridge*>(ctx)->store.cancelled() ? 1 : 0;
+    const std::lock_guard lock(bridge->calling);
+    return bridge->store == nullptr || bridge->store->cancelled() ? 1 : 0;
   } catch (...) {
     return 1;
   }
@@ -403,9 +415,12 @@ std::string Backend::last_error(polyccl_comm* comm) const {
 }
 
 void Backend::check(polyccl_result result, polyccl_comm* comm, const std::string& doing) const {
+  if (result != POLYCCL_OK) check(result, last_error(comm), doing);
+}
+
+void Backend::check(polyccl_result result, std::string words, const std::string& doing) const {
   if (result == POLYCCL_OK) return;
   const Meaning meaning = meaning_of(result);
-  std::string words = last_error(comm);
   if (words.empty()) words = "it gave result " + std::to_string(result) + " and no words";
   throw Error(meaning.code,
               doing + ": backend '" + name_ + "' " + meaning.what + " (" + words + "). " + meaning.advice);
@@ -415,40 +430,142 @@ void Backend::check(polyccl_result result, polyccl_comm* comm, const std::string
 // BackendComm
 // ---------------------------------------------------------------------------------------------------------------------
 
-BackendComm::BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store) : backend_(backend) {
-  StoreBridge bridge(store);
+namespace {
+
+// A creation, with all that the plugin is given: it may outlive the one who asked for it.
+struct Creation {
+  Creation(const CommConfig& given, BootstrapStore& s) : config(given), bridge(s) {
+    for (const std::string& hint : config.hints) hints.push_back(hint.c_str());
+    hints.push_back(nullptr);
+    c.struct_size = sizeof c;
+    c.rank = config.rank;
+    c.size = config.size;
+    c.device = config.device;
+    c.name = config.name.c_str();
+    c.store = &c_store;
+    c.interface = or_null(config.interface);
+    c.address = or_null(config.address);
+    c.hints = hints.data();
+    c.deadline = config.deadline;
+  }
+  Creation(const Creation&) = delete;
+  Creation& operator=(const Creation&) = delete;
+
+  void run(const Backend& backend) {
+    result = backend.table().comm_create(&c, &comm);
+    if (result != POLYCCL_OK) words = backend.last_error(nullptr);  // of this thread
+    if (result == POLYCCL_OK && comm == nullptr) result = POLYCCL_ERROR_INTERNAL;
+  }
+
+  const CommConfig config;
+  StoreBridge bridge;
   const polyccl_store c_store = {sizeof(polyccl_store), 0, &bridge, store_set, store_get, store_cancelled};
   std::vector<const char*> hints;
-  for (const std::string& hint : config.hints) hints.push_back(hint.c_str());
-  hints.push_back(nullptr);
-  polyccl_comm_config c_config{};
-  c_config.struct_size = sizeof c_config;
-  c_config.rank = config.rank;
-  c_config.size = config.size;
-  c_config.device = config.device;
-  c_config.name = config.name.c_str();
-  c_config.store = &c_store;
-  c_config.interface = or_null(config.interface);
-  c_config.address = or_null(config.address);
-  c_config.hints = hints.data();
-  c_config.deadline = config.deadline;
+  polyccl_comm_config c{};
+  polyccl_comm* comm = nullptr;
+  polyccl_result result = POLYCCL_OK;
+  std::string words;
+};
 
+bool is_ragged(uint32_t kind) {
+  return kind == POLYCCL_KIND_ALL_GATHER_V || kind == POLYCCL_KIND_REDUCE_SCATTER_V ||
+         kind == POLYCCL_KIND_ALL_TO_ALL_V;
+}
+
+// One group of operations, with all but the data that they are about.
+struct Issue {
+  Issue(const std::vector<const polyccl_op*>& given, int size) {
+    for (const polyccl_op* op : given) {
+      ops.push_back(*op);
+      own_counts(ops.back().counts, is_ragged(op->kind), size);
+      own_counts(ops.back().output_counts, op->kind == POLYCCL_KIND_ALL_TO_ALL_V, size);
+      if (op->reduction != POLYCCL_REDUCTION_PREMUL_SUM) ops.back().factor = nullptr;
+      if (op->factor != nullptr && ops.back().factor != nullptr && op->factor_memory == POLYCCL_MEMORY_HOST) {
+        const auto* bytes = static_cast<const std::byte*>(op->factor);
+        factors.emplace_back(bytes, bytes + dtype_size(op->dtype));
+        ops.back().factor = factors.back().data();
+      }
+      if (op->deadline != 0 && (deadline == 0 || op->deadline < deadline)) deadline = op->deadline;
+    }
+    for (const polyccl_op& op : ops) pointers.push_back(&op);
+  }
+  Issue(const Issue&) = delete;
+  Issue& operator=(const Issue&) = delete;
+
+  void run(const Backend& backend, polyccl_comm* comm) {
+    const polyccl_backend& table = backend.table();
+    polyccl_request* request = nullptr;
+    result = table.issue(comm, pointers.data(), static_cast<uint32_t>(pointers.size()), &request);
+    if (request != nullptr) {  // also after an error: the wait is what frees it
+      const polyccl_result waited = table.request_wait(comm, request);
+      if (result == POLYCCL_OK) result = waited;
+    }
+    if (result != POLYCCL_OK) words = backend.last_error(comm);
+  }
+
+  Deadline deadline = 0;  // the first of the operations'
+  polyccl_result result = POLYCCL_OK;
+  std::string words;
+
+ private:
+  void own_counts(const uint64_t*& counts, bool used, int size) {
+    if (!used || counts == nullptr) {
+      counts = nullptr;
+      return;
+    }
+    owned_counts.emplace_back(counts, counts + size);
+    counts = owned_counts.back().data();
+  }
+
+  std::vector<polyccl_op> ops;
+  std::vector<const polyccl_op*> pointers;
+  std::list<std::vector<uint64_t>> owned_counts;
+  std::list<std::vector<std::byte>> factors;
+};
+
+}  // namespace
+
+BackendComm::BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store,
+                         const std::function<bool()>& interrupted)
+    : backend_(backend), size_(config.size) {
+  if (backend.has(POLYCCL_FLAG_MAY_HANG)) thread_ = std::make_unique<CallThread>();
+  create(config, store, interrupted);
+}
+
+void BackendComm::create(const CommConfig& config, BootstrapStore& store, const std::function<bool()>& interrupted) {
+  auto creation = std::make_shared<Creation>(config, store);
   std::string doing = "creating communicator '" + config.name + "' (rank " + std::to_string(config.rank) + " of " +
                       std::to_string(config.size) + ")";
-  const polyccl_result result = backend.table().comm_create(&c_config, &comm_);
-  if (result == POLYCCL_OK && comm_ != nullptr) return;
-  comm_ = nullptr;
-  if (!bridge.failure.empty()) doing += ": " + bridge.failure;
-  backend.check(result != POLYCCL_OK ? result : POLYCCL_ERROR_INTERNAL, nullptr, doing);
+  if (thread_) {
+    const auto call = [creation, &backend = backend_] { creation->run(backend); };
+    const auto end = thread_->run(call, config.deadline, interrupted);
+    if (end != CallThread::End::kDone) {
+      creation->bridge.close();
+      give_up(end, doing);
+    }
+  } else {
+    creation->run(backend_);
+  }
+  comm_ = creation->result == POLYCCL_OK ? creation->comm : nullptr;
+  if (!creation->bridge.failure.empty()) doing += ": " + creation->bridge.failure;
+  backend_.check(creation->result, creation->words, doing);
 }
 
 BackendComm::~BackendComm() {
   if (comm_ == nullptr) return;
-  abort();
-  (void)backend_.table().comm_destroy(comm_);
+  const polyccl_backend& table = backend_.table();
+  if (!thread_) {
+    abort();
+    (void)table.comm_destroy(comm_);
+    return;
+  }
+  // After an abort it stays: taking it apart could hang as well.
+  constexpr int64_t kPatience = 5'000'000'000;
+  (void)thread_->run([&table, comm = comm_] { (void)table.comm_destroy(comm); }, now_ns() + kPatience);
 }
 
 void BackendComm::run(const std::vector<const polyccl_op*>& ops, const std::string& doing) {
+  if (thread_) return run_on_thread(ops, doing);
   const polyccl_backend& table = backend_.table();
   polyccl_request* request = nullptr;
   polyccl_result result = table.issue(comm_, ops.data(), static_cast<uint32_t>(ops.size()), &request);
@@ -464,7 +581,27 @@ void BackendComm::check_async(const std::string& doing) const {
   if (table.async_error != nullptr) backend_.check(table.async_error(comm_), comm_, doing);
 }
 
+void BackendComm::run_on_thread(const std::vector<const polyccl_op*>& ops, const std::string& doing) {
+  const auto issue = std::make_shared<Issue>(ops, size_);
+  const auto end =
+      thread_->run([issue, &backend = backend_, comm = comm_] { issue->run(backend, comm); }, issue->deadline);
+  if (end != CallThread::End::kDone) give_up(end, doing);
+  backend_.check(issue->result, issue->words, doing);
+}
+
+void BackendComm::give_up(CallThread::End end, const std::string& doing) const {
+  const std::string what = doing + ": backend '" + backend_.name() + "' ";
+  if (end == CallThread::End::kTimeout) {
+    throw Error(Code::kTimeout, what +
+                                    "did not return by the deadline, and its call was given up. See whether every "
+                                    "rank makes this call, or give it a longer timeout");
+  }
+  throw Error(Code::kAborted, what + (end == CallThread::End::kInterrupted ? "was interrupted" : "was aborted") +
+                                  ", and its call was given up. Make a new communicator");
+}
+
 void BackendComm::abort() noexcept {
+  if (thread_) thread_->give_up();
   if (comm_ != nullptr) (void)backend_.table().abort(comm_);
 }
 

@@ -1,10 +1,12 @@
 // Loading of backend plugins: by absolute path, each in a scope of its own, never unloaded.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "call_thread.h"
 #include "clock.h"
 #include "error.h"
 #include "polyccl/backend.h"
@@ -49,6 +51,8 @@ class Backend {
 
   // Turn a result into an Error (`doing` is e.g. "all_reduce on communicator 'dp'"); does nothing for POLYCCL_OK.
   void check(polyccl_result result, polyccl_comm* comm, const std::string& doing) const;
+  // The same, with the plugin's words for it.
+  void check(polyccl_result result, std::string words, const std::string& doing) const;
 
   // Made by load() alone.
   struct Private {};
@@ -79,10 +83,16 @@ struct CommConfig {
 };
 
 // A communicator of a plugin. One caller at a time, but for abort().
+//
+// The calls of a backend that may hang (POLYCCL_FLAG_MAY_HANG) are made on a thread of the communicator's own. Where
+// one is not over by its deadline, or when abort() is called, it is given up: run() throws, the plugin's communicator
+// is never touched again, and what the call was given must stay (memory_in_use()).
 class BackendComm {
  public:
-  BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store);  // blocks; throws Error
-  ~BackendComm();                                                                  // abort, then destroy
+  // Blocks; throws Error. `interrupted` is asked now and then where the backend may hang, and ends the wait.
+  BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store,
+              const std::function<bool()>& interrupted = {});
+  ~BackendComm();  // abort, then destroy
   BackendComm(const BackendComm&) = delete;
   BackendComm& operator=(const BackendComm&) = delete;
 
@@ -97,9 +107,19 @@ class BackendComm {
 
   void abort() noexcept;
 
+  // True once a call was given up: for as long as the process lives it may read and write all memory that run() was
+  // ever given.
+  bool memory_in_use() const { return thread_ && thread_->hangs(); }
+
  private:
+  void create(const CommConfig& config, BootstrapStore& store, const std::function<bool()>& interrupted);
+  void run_on_thread(const std::vector<const polyccl_op*>& ops, const std::string& doing);
+  [[noreturn]] void give_up(CallThread::End end, const std::string& doing) const;
+
   Backend& backend_;
+  const int size_;
   polyccl_comm* comm_ = nullptr;
+  std::unique_ptr<CallThread> thread_;  // of a backend that may hang
 };
 
 }  // namespace polyccl

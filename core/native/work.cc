@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "call_thread.h"
+
 namespace polyccl {
 
 std::optional<Error> Work::error() const {
@@ -40,6 +42,11 @@ void Work::on_done(std::function<void()> callback) {
     }
   }
   callback();
+}
+
+void Work::keep_forever() {
+  std::scoped_lock lock(mutex_);
+  if (kept_) polyccl::keep_forever(std::move(kept_));
 }
 
 void Work::complete(std::optional<Error> error) {

@@ -44,6 +44,9 @@ class Work {
   void set_join(std::function<void()> join) { join_ = std::move(join); }
   const std::function<void()>& join() const { return join_; }
 
+  // Hold on to it until the process ends: a library's call that was given up may still use it. Before complete().
+  void keep_forever();
+
   const std::string& description() const { return description_; }
   Deadline deadline() const { return deadline_; }
 
