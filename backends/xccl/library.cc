@@ -34,6 +34,9 @@ std::string cache_file() {
   return fs::exists(file, ignored) ? file.string() : "";
 }
 
+constexpr const char* kInstall =
+    "For the CPU run `python backends/xccl/fetch.py` of PolyCCL's sources; for Intel's GPUs install oneCCL";
+
 std::string judge(const Library& library) {
   polyccl_ccl::Symbols symbols(library);
   return symbols.has("onecclCommInitRank") ? "" : "is not version 2 of oneCCL (it has no onecclCommInitRank)";
@@ -46,7 +49,13 @@ Library find_library() {
   names.push_back("libccl.so.2");
   // Python packages put it into the lib folder of their environment, three levels above the folder of packages.
   static constexpr const char* kPackaged[] = {"../../libccl.so.2"};
-  return polyccl_ccl::open_library({"oneCCL", "POLYCCL_XCCL_LIBRARY", "libccl", names, kPackaged}, judge);
+  return polyccl_ccl::open_library({.what = "oneCCL (libccl.so.2 of 2022.2 or newer)",
+                                    .variable = "POLYCCL_XCCL_LIBRARY",
+                                    .stem = "libccl",
+                                    .sonames = names,
+                                    .packaged = kPackaged,
+                                    .install = kInstall},
+                                   judge);
 }
 
 // oneCCL reads all of these at its first call. Host memory only: on devices, plugin and provider are oneCCL's choice.

@@ -179,3 +179,26 @@ def test_ranks_in_threads_run_and_abort_on_a_real_backend(drive: Callable[..., l
     lines = drive("ranks", str(backends.find("gloo")), "3")
     assert [line for line in lines if line.startswith("rank")] == ["rank: ok"] * 3
     assert [line for line in lines if line.startswith("aborted: code 5: barrier: backend 'gloo' was aborted")]
+
+
+def test_a_call_that_does_not_return_is_given_up_by_its_deadline_and_by_an_abort(
+    drive: Callable[..., list[str]], double: Callable[[str], Path]
+) -> None:
+    facts = dict(line.split(": ", 1) for line in drive("hangs", str(double("HANGS"))))
+    assert facts["late"].startswith("code 3: all_reduce: backend 'double' did not return by the deadline")
+    assert facts["next"].startswith("code 5: barrier: backend 'double' was aborted")
+    assert facts["aborted"].startswith("code 5: all_reduce: backend 'double' was aborted")
+    assert facts["creation"].startswith("code 3: creating communicator 'dp' (rank 0 of 1): backend 'double' did not return")
+    assert facts["interrupted creation"].startswith("code 5: creating communicator 'dp' (rank 0 of 1): backend 'double' was interr")
+    assert facts["good"] == "ok"
+    assert facts["bad"].startswith("code 7: barrier: backend 'double' failed (the double's own words)")
+
+
+def test_what_was_given_up_keeps_its_memory_and_is_never_destroyed(
+    drive: Callable[..., list[str]], double: Callable[[str], Path]
+) -> None:
+    facts = dict(line.split(": ", 1) for line in drive("hangs", str(double("HANGS"))))
+    assert facts["in use after a deadline"] == "1"
+    assert facts["the call went on"] == "1", "its memory must stay, and did"
+    assert facts["in use after an abort of nothing"] == "0"
+    assert facts["counts"] == "created 4 destroyed 1 aborted 2 waited 0"

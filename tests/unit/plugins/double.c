@@ -4,10 +4,12 @@
  * Its communicators count what happens to them; the counts are the "version of the library". A send is posted: it gives
  * a request, and request_wait() returns the send's `count` as its result. Any other operation returns its `count` at
  * once. */
+#define _DEFAULT_SOURCE
 #include <polyccl/backend.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define GOOD 0
 #define WRONG_MAJOR 1   /* built from ABI 2.0 */
@@ -22,6 +24,9 @@
 #define HUGE_TABLE 10   /* a table that claims 1 MiB */
 #define GARBLED 11      /* its words are not UTF-8 */
 #define MISSING_LIBRARY 12
+/* May hang: an all_reduce ends once the first element of its output is 0, then fills that with 7; the creation does not end where the
+ * store greets with "hang". */
+#define HANGS 13
 
 #ifndef VARIANT
 #define VARIANT GOOD
@@ -81,6 +86,9 @@ static polyccl_result comm_create(const polyccl_comm_config* config, polyccl_com
   if (result == POLYCCL_OK) result = store->set(store->ctx, "answer", value, size);
   if (result == POLYCCL_OK && store->cancelled(store->ctx)) result = POLYCCL_ERROR_ABORTED;
   if (result != POLYCCL_OK) return result;
+  if (VARIANT == HANGS && size == 4 && memcmp(value, "hang", 4) == 0) {
+    for (;;) pause();
+  }
   *comm = calloc(1, sizeof **comm);
   created++;
   return POLYCCL_OK;
@@ -89,6 +97,12 @@ static polyccl_result comm_create(const polyccl_comm_config* config, polyccl_com
 static polyccl_result issue(polyccl_comm* comm, const polyccl_op* const* ops, uint32_t n, polyccl_request** request) {
   (void)comm;
   (void)n;
+  if (VARIANT == HANGS && ops[0]->kind == POLYCCL_KIND_ALL_REDUCE) {
+    volatile float* output = (volatile float*)ops[0]->output;
+    while (output[0] != 0) usleep(1000);
+    for (uint64_t i = 0; i < ops[0]->count; i++) output[i] = 7;
+    return POLYCCL_OK;
+  }
   if (ops[0]->kind != POLYCCL_KIND_SEND) return (polyccl_result)ops[0]->count;
   *request = calloc(1, sizeof **request);
   (*request)->result = (polyccl_result)ops[0]->count;
@@ -130,7 +144,7 @@ static struct longer_table table = {
         {
             .struct_size = sizeof(polyccl_backend),
             .abi = POLYCCL_ABI,
-            .flags = POLYCCL_FLAG_ONE_MACHINE,
+            .flags = VARIANT == HANGS ? POLYCCL_FLAG_MAY_HANG : POLYCCL_FLAG_ONE_MACHINE,
             .name = "double",
             .library = library,
             .compatibility = compatibility,

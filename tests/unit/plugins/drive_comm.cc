@@ -4,6 +4,7 @@
 // drive_comm double PLUGIN: what becomes of a plugin's results and of the store's exceptions.
 // drive_comm ranks PLUGIN SIZE: an all_reduce, a send to the next rank and an abort, with SIZE ranks as threads of this
 // process.
+// drive_comm hangs PLUGIN: what becomes of calls that do not return.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -24,6 +25,8 @@ namespace polyccl {
 bool can_reduce(Dtype dtype, Reduction reduction) {
   return dtype == POLYCCL_DTYPE_FLOAT32 && reduction == POLYCCL_REDUCTION_SUM;
 }
+
+size_t dtype_size(Dtype) { return sizeof(float); }
 
 void reduce(void* output, std::span<const void* const> operands, size_t n, Dtype, Reduction, const Factor&) {
   for (size_t i = 0; i < n; ++i) {
@@ -164,6 +167,56 @@ void drive_ranks(Backend& backend, int size) {
   for (const std::string& error : errors) std::cout << "rank: " << (error.empty() ? "ok" : error) << "\n";
 }
 
+// An all_reduce of the double ends once the first element of its output is 0, and then writes 7 to all of it.
+void drive_hangs(Backend& backend) {
+  MemoryStore store;
+  store.set("greeting", "hello");
+  static std::vector<float> memory(1000, 1);  // stays, as what a call that was given up may write must
+  volatile float* output = memory.data();
+  {
+    BackendComm comm(backend, config_of(0, 1), store);
+    polyccl_op op = operation(POLYCCL_KIND_ALL_REDUCE, memory.size());
+    op.output = memory.data();
+    op.deadline = now_ns() + 100'000'000;
+    report("late", [&] { comm.run({&op}, "all_reduce"); });
+    std::cout << "in use after a deadline: " << comm.memory_in_use() << "\n";
+    const polyccl_op next = operation(POLYCCL_KIND_BARRIER, 0);
+    report("next", [&] { comm.run({&next}, "barrier"); });
+    output[0] = 0;
+    for (const int64_t end = now_ns() + 10'000'000'000; output[999] != 7 && now_ns() < end;) std::this_thread::yield();
+    std::cout << "the call went on: " << (output[999] == 7) << "\n";
+  }
+  {
+    BackendComm comm(backend, config_of(0, 1), store);
+    polyccl_op op = operation(POLYCCL_KIND_ALL_REDUCE, memory.size());
+    op.output = memory.data();
+    std::thread other([&comm] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      comm.abort();
+    });
+    report("aborted", [&] { comm.run({&op}, "all_reduce"); });
+    other.join();
+  }
+  {
+    BackendComm idle(backend, config_of(0, 1), store);
+    idle.abort();
+    std::cout << "in use after an abort of nothing: " << idle.memory_in_use() << "\n";
+  }
+  {
+    BackendComm good(backend, config_of(0, 1), store);
+    const polyccl_op op = operation(POLYCCL_KIND_BARRIER, 0);
+    report("good", [&] { good.run({&op}, "barrier"); });
+    const polyccl_op bad = operation(POLYCCL_KIND_BARRIER, POLYCCL_ERROR_INTERNAL);
+    report("bad", [&] { good.run({&bad}, "barrier"); });
+  }
+  store.set("greeting", "hang");
+  CommConfig config = config_of(0, 1);
+  config.deadline = now_ns() + 100'000'000;
+  report("creation", [&] { BackendComm comm(backend, config, store); });
+  report("interrupted creation", [&] { BackendComm comm(backend, config_of(0, 1), store, [] { return true; }); });
+  std::cout << "counts: " << backend.library_version() << "\n";
+}
+
 }  // namespace
 }  // namespace polyccl
 
@@ -171,6 +224,7 @@ int main(int argc, char** argv) {
   if (argc < 3) return 2;
   polyccl::Backend& backend = polyccl::Backend::load(argv[2]);
   if (std::string(argv[1]) == "double") polyccl::drive_double(backend);
+  if (std::string(argv[1]) == "hangs") polyccl::drive_hangs(backend);
   if (std::string(argv[1]) == "ranks" && argc > 3) polyccl::drive_ranks(backend, std::atoi(argv[3]));
   return 0;
 }
