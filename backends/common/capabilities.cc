@@ -124,9 +124,6 @@ uint32_t can(uint32_t kind, uint32_t dtype, uint32_t reduction) {
     case POLYCCL_KIND_REDUCE_SCATTER:
     case POLYCCL_KIND_REDUCE_SCATTER_V:
       return reduction_of(dtype, reduction) ? kYes | kSame : 0;
-    case POLYCCL_KIND_ALL_TO_ALL:
-    case POLYCCL_KIND_ALL_TO_ALL_V:  // in place they need a copy in stream order
-      return runtime().alloc_async != nullptr ? kYes | kSame : 0;
     default:
       return kYes | kSame;
   }

@@ -94,8 +94,8 @@ polyccl_result event_destroy(void* event) {
 
 polyccl_result event_record(void* event, void* stream) {
   return guarded([&] {
-    refuse_in_capture(stream, "an event that the host looks at");
     const Current current = Current::of(stream);
+    refuse_in_capture(stream, "an event that the host looks at");
     check(runtime().event_record(event, stream), "recording an event");
   });
 }
@@ -115,8 +115,8 @@ polyccl_result copy(void* stream, void* output, uint64_t output_stride, const vo
                     uint64_t bytes, uint64_t rows) {
   return guarded([&] {
     if (bytes == 0 || rows == 0) return;
-    refuse_in_capture(stream, "a planned operation's copies");
     const Current current = Current::of(stream);
+    refuse_in_capture(stream, "a planned operation's copies");
     if (output_stride == bytes && input_stride == bytes) {  // one piece
       bytes *= rows;
       rows = 1;
@@ -133,8 +133,8 @@ polyccl_result copy(void* stream, void* output, uint64_t output_stride, const vo
 polyccl_result wait_flag(void* stream, const volatile uint32_t* flag, uint32_t value) {
   return guarded([&] {
     if (runtime().wait_value == nullptr) lack("wait of a stream on a value in memory");
-    refuse_in_capture(stream, "a wait for the host");
     const Current current = Current::of(stream);
+    refuse_in_capture(stream, "a wait for the host");
     check(runtime().wait_value(stream, flag, value), "making a stream wait for a flag");
   });
 }
@@ -142,8 +142,8 @@ polyccl_result wait_flag(void* stream, const volatile uint32_t* flag, uint32_t v
 polyccl_result write_flag(void* stream, volatile uint32_t* flag, uint32_t value) {
   return guarded([&] {
     if (runtime().write_value == nullptr) lack("write of a value to memory by a stream");
-    refuse_in_capture(stream, "a word to the host");
     const Current current = Current::of(stream);
+    refuse_in_capture(stream, "a word to the host");
     check(runtime().write_value(stream, flag, value), "making a stream write a flag");
   });
 }

@@ -29,7 +29,6 @@ struct Op {
   Reduction reduction;   // of a kind that reduces
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  void* scratch = nullptr;      // an in-place all_to_all's copy of its input
   bool made_reduction = false;  // reduction.op is to be destroyed
 };
 
@@ -159,6 +158,11 @@ void Issue::check_memory(const Op& op) const {
   if ((reads != 0 && op.input == nullptr) || (writes != 0 && op.output == nullptr)) {
     refuse(POLYCCL_ERROR_INVALID, std::string(name_of(op.c.kind)) + ": memory with elements is NULL");
   }
+  const bool exchanges = op.c.kind == POLYCCL_KIND_ALL_TO_ALL || op.c.kind == POLYCCL_KIND_ALL_TO_ALL_V;
+  if (exchanges && reads != 0 && op.input == op.output) {
+    refuse(POLYCCL_ERROR_INVALID, std::string(name_of(op.c.kind)) +
+                                      " cannot be done in place: the library receives where it still sends from");
+  }
   if (op.c.reduction == POLYCCL_REDUCTION_PREMUL_SUM && reduces(op.c.kind) && op.c.factor == nullptr) {
     refuse(POLYCCL_ERROR_INVALID, std::string(name_of(op.c.kind)) + ": PREMUL_SUM has no factor");
   }
@@ -219,16 +223,7 @@ void Issue::make_factor(Op& op) {
 
 void Issue::prepare(Op& op) {
   if (reduces(op.c.kind) && op.c.reduction == POLYCCL_REDUCTION_PREMUL_SUM) make_factor(op);
-  const bool in_place = op.input != nullptr && op.input == op.output;
-  const bool exchanges = op.c.kind == POLYCCL_KIND_ALL_TO_ALL || op.c.kind == POLYCCL_KIND_ALL_TO_ALL_V;
-  if (exchanges && in_place) {  // the library sends from where it receives
-    const uint64_t bytes = extents(op).first;
-    check(runtime().alloc_async(&op.scratch, std::max<uint64_t>(bytes, 1), op.c.stream),
-          "allocating the copy that an in-place all_to_all needs");
-    copy(op, op.scratch, op.input, bytes);
-    op.input = static_cast<const std::byte*>(op.scratch);
-  }
-  if (op.c.kind == POLYCCL_KIND_GATHER && at_root(op)) {  // block 0 will be written
+  if (op.c.kind == POLYCCL_KIND_GATHER && at_root(op)) {
     copy(op, op.output + own(op.block), op.input, op.block);
     op.input = op.output + own(op.block);
   }
@@ -241,9 +236,6 @@ void Issue::settle(const Op& op) {
 // What is left when all is done, or has failed.
 Issue::~Issue() {
   for (const Op& op : ops_) {
-    (void)guarded([&] {
-      if (op.scratch != nullptr) check(runtime().free_async(op.scratch, op.c.stream), "freeing a copy");
-    });
     if (!op.made_reduction) continue;
     (void)guarded([&] {
       comm_.call(deadline_, "destroying PREMUL_SUM",

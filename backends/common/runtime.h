@@ -34,8 +34,6 @@ struct Runtime {
   Status (*event_destroy)(void* event) = nullptr;
   Status (*event_record)(void* event, void* stream) = nullptr;
   Status (*event_query)(void* event) = nullptr;
-  Status (*alloc_async)(void** memory, size_t bytes, void* stream) = nullptr;  // both or none
-  Status (*free_async)(void* memory, void* stream) = nullptr;
 
   // The family's own, over what differs.
   Status (*count)(int* devices) = nullptr;

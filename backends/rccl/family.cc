@@ -104,8 +104,6 @@ void find_hip(Runtime& table, Symbols& from) {
   // memory
   from.require("hipMalloc", table.alloc);
   from.require("hipFree", table.free);
-  from.optional("hipFreeAsync", table.free_async);
-  if (table.free_async != nullptr) from.optional("hipMallocAsync", table.alloc_async);
   from.require("hipHostMalloc", table.host_alloc);
   from.require("hipHostFree", table.host_free);
   from.require("hipMemcpyAsync", hip.memcpy_async);

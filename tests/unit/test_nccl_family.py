@@ -2,7 +2,7 @@
 real libnccl as far as it goes without a GPU. `plugins/device_ranks.py` is one rank; `plugins/device_abi.py` is the ABI in ctypes.
 
 The stand-ins are those of `tests/doubles`. The real libnccl is that of the package nvidia-nccl-cu12, or of the folder `nvidia/nccl`
-that POLYCCL_TEST_NCCL names.
+that TEST_NCCL names.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,43 +44,42 @@ def real_libnccl() -> Path:
     """The real libnccl.so.2."""
     spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
     found = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    for folder in [Path(os.environ.get("POLYCCL_TEST_NCCL", "/nonexistent")), *found]:
+    for folder in [Path(os.environ.get("TEST_NCCL", "/nonexistent")), *found]:
         if (folder / "lib/libnccl.so.2").is_file():
             return folder / "lib/libnccl.so.2"
-    pytest.skip("there is no real libnccl (350 MB): install nvidia-nccl-cu12, or name its folder in POLYCCL_TEST_NCCL")
+    pytest.skip("there is no real libnccl (350 MB): install nvidia-nccl-cu12, or name its folder in TEST_NCCL")
 
 
-@dataclass(frozen=True)
 class StandIns:
-    """The folder of the built stand-ins."""
+    """Where the stand-ins are: `doubles` has a path for each."""
 
-    folder: Path
+    def __init__(self, doubles: Any) -> None:
+        self.doubles = doubles
 
     def environment(self, *names: str) -> dict[str, str]:
-        """The variables that make the backends use their stand-ins."""
+        """The variables that make these backends use their stand-ins."""
+        runtime = {"nccl": "cuda", "rccl": "hip"}
         found = {}
         for backend in names:
-            for variable, file in STAND_INS[backend].items():
-                path = self.folder / file
-                if not path.is_file():
-                    pytest.skip(f"there is no stand-in {file}")
-                found[variable] = str(path)
+            driver = runtime[backend.removesuffix("x")]
+            found[f"POLYCCL_{driver.upper()}_LIBRARY"] = str(getattr(self.doubles, driver))
+            found[f"POLYCCL_{backend.upper()}_LIBRARY"] = str(getattr(self.doubles, backend))
         return found
-
-
-STAND_INS = {
-    "nccl": {"POLYCCL_CUDA_LIBRARY": "cuda/libcuda.so.1", "POLYCCL_NCCL_LIBRARY": "cuda/libnccl.so.2"},
-    "ncclx": {"POLYCCL_CUDA_LIBRARY": "cuda/libcuda.so.1", "POLYCCL_NCCLX_LIBRARY": "ncclx/libnccl.so.2"},
-    "rccl": {"POLYCCL_HIP_LIBRARY": "hip/libamdhip64.so.7", "POLYCCL_RCCL_LIBRARY": "hip/librccl.so.1"},
-    "rcclx": {"POLYCCL_HIP_LIBRARY": "hip/libamdhip64.so.7", "POLYCCL_RCCLX_LIBRARY": "rcclx/librccl.so.1"},
-}
 
 
 @pytest.fixture(scope="session")
 def stand_ins() -> StandIns:
-    if folder := os.environ.get("POLYCCL_TEST_STAND_INS"):
-        return StandIns(Path(folder))
-    pytest.skip("the stand-ins are not built")
+    """The stand-ins of `tests/doubles`, built where they are not yet."""
+    spec = importlib.util.spec_from_file_location("build_doubles", PLUGINS.parents[1] / "doubles/build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclass looks itself up
+    spec.loader.exec_module(module)
+    try:
+        return StandIns(module.build())
+    except module.CannotBuild as error:
+        pytest.skip(str(error))
 
 
 def clean(environment: dict[str, str]) -> dict[str, str]:
@@ -157,6 +156,13 @@ def test_every_reduction_of_every_dtype_is_right(backend: str, size: int, enviro
     assert_all_passed(run_ranks(plugin_of(backend), environment, tmp_path, "reduction", size), at_least=300 * size)
 
 
+def test_an_old_library_does_what_it_has_no_calls_for(stand_ins: StandIns, tmp_path: Path) -> None:
+    """NCCL 2.19 has no AlltoAll, Gather and Scatter, and knows less of the config."""
+    old = {**stand_ins.environment("nccl"), "POLYCCL_NCCL_LIBRARY": str(stand_ins.doubles.nccl_old)}
+    assert_all_passed(run_ranks(plugin_of("nccl"), old, tmp_path, "movement", 3), at_least=900)
+    assert_all_passed(run_ranks(plugin_of("nccl"), old, tmp_path, "creation", 1), at_least=7)
+
+
 @on_both_vendors
 def test_random_delays_of_the_streams_change_no_result(backend: str, environment: dict[str, str], tmp_path: Path) -> None:
     slow = {**environment, "FAKE_DELAY_US": "300"}
@@ -215,6 +221,10 @@ from device_abi import Buffer, Device, DeviceComm
 plugin, folder, begin, end = sys.argv[1:5]
 runtime = c.CDLL(os.environ[sys.argv[5]])
 device = Device(Plugin(plugin))
+if hasattr(runtime, "cuInit"):  # the driver's calls want a context, which torch would have made
+    context = c.c_void_p()
+    assert runtime.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0
+    assert runtime.cuCtxPushCurrent_v2(context) == 0
 comm = DeviceComm(device, DirectoryStore(Path(folder)), 0, 1)
 x = Buffer(device, np.ones(4, np.float32))
 device.synchronize()
@@ -310,7 +320,7 @@ def test_the_copy_that_the_process_has_mapped_is_preferred(stand_ins: StandIns, 
     shutil.copy(environment["POLYCCL_NCCL_LIBRARY"], mapped)
     # Beside the copy lies what it may link.
     del environment["POLYCCL_NCCL_LIBRARY"]
-    environment["LD_LIBRARY_PATH"] = str(stand_ins.folder / "cuda")
+    environment["LD_LIBRARY_PATH"] = str(Path(environment["POLYCCL_CUDA_LIBRARY"]).parent)
     code = f"import ctypes\nctypes.CDLL({str(mapped)!r})\n" + LIBRARIES
     found = json.loads(run_python(code, environment, plugin_of("nccl")))["nccl"]
     assert found["file"] == str(mapped)

@@ -1,7 +1,7 @@
 """The sources of the nccl and rccl families: how little stands in each folder, and that their declarations are the vendors' own.
 
 The declarations are compared with the vendors' headers where these can be had: `nccl.h` of the package nvidia-nccl-cu12 (or the
-folder in POLYCCL_TEST_NCCL), `cuda.h` of a CUDA toolkit, `hip_runtime_api.h` of a HIP development package.
+folder in TEST_NCCL), `cuda.h` of a CUDA toolkit, `hip_runtime_api.h` of a HIP development package.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def nccl_folder() -> Path:
     """The folder of NCCL's package, with include/ and lib/."""
     spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
     found = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    for folder in [Path(os.environ.get("POLYCCL_TEST_NCCL", "/nonexistent")), *found]:
+    for folder in [Path(os.environ.get("TEST_NCCL", "/nonexistent")), *found]:
         if (folder / "include/nccl.h").is_file():
             return folder
-    pytest.skip("there is no nccl.h: install nvidia-nccl-cu12, or name its folder nvidia/nccl in POLYCCL_TEST_NCCL")
+    pytest.skip("there is no nccl.h: install nvidia-nccl-cu12, or name its folder nvidia/nccl in TEST_NCCL")
 
 
 def compile_check(folder: Path, source: str, *flags: str) -> None:

@@ -111,9 +111,9 @@ enum {
 
 /* ------------------------------------------------------------------------------------------------------------------ *
  * Kinds of operations, with what `count` means: the elements of one block. A side with blocks has one for each rank, adjacent, in
- * rank order. input and output may be the same memory in the layouts of NCCL (all_gather: input is output block `rank`;
- * reduce_scatter: output is input block `rank`; elsewhere both are the same); they never overlap otherwise, and an input that is not
- * also the output is never written.
+ * rank order. input and output may be the same memory in the layouts of NCCL (all_gather, gather: input is output block `rank`;
+ * reduce_scatter, scatter: output is input block `rank`; the kinds of all_to_all: never; elsewhere both are the same); they never
+ * overlap otherwise, and an input that is not also the output is never written.
  * ------------------------------------------------------------------------------------------------------------------ */
 
 enum {

@@ -114,7 +114,7 @@ class Rank:
         for kind in ("broadcast", "all_gather", "all_gather_v", "all_to_all", "all_to_all_v", "scatter", "gather", "messages"):
             for dtype, count in everything:
                 assert comm.supports(kind if kind != "messages" else "send", dtype) & CAN
-                for in_place in (False, True) if kind != "messages" else (False,):
+                for in_place in (False, True) if kind not in ("messages", "all_to_all", "all_to_all_v") else (False,):
                     yield (
                         f"{kind}-{dtype}-{count}-{in_place}",
                         lambda k=kind, d=dtype, n=count, p=in_place: getattr(self, k)(comm, d, n, p),
@@ -251,7 +251,7 @@ class Rank:
         everything = self.whole(count, dtype)
         wanted = data(self.rank, count, dtype)
         if in_place and self.rank == root:
-            self.moves_in_place(comm, "scatter", dtype, everything, (0, 0), wanted, count=count, peer=root)
+            self.moves_in_place(comm, "scatter", dtype, everything, (0, root * count), wanted, count=count, peer=root)
         else:
             self.moves(comm, "scatter", dtype, everything if self.rank == root else None, wanted, count=count, peer=root)
 
@@ -261,31 +261,25 @@ class Rank:
         wanted = self.whole(count, dtype)
         if in_place and self.rank == root:
             content = empty(len(wanted), dtype)
-            content[:count] = own
-            self.moves_in_place(comm, "gather", dtype, content, (0, 0), wanted, count=count, peer=root)
+            content[root * count : (root + 1) * count] = own
+            self.moves_in_place(comm, "gather", dtype, content, (root * count, 0), wanted, count=count, peer=root)
         else:
             self.moves(comm, "gather", dtype, own, wanted if self.rank == root else None, count=count, peer=root)
 
-    def all_to_all(self, comm: DeviceComm, dtype: str, count: int, in_place: bool) -> None:
+    def all_to_all(self, comm: DeviceComm, dtype: str, count: int, _: bool) -> None:
         sent = np.concatenate([data(self.rank, count, dtype, salt=peer) for peer in range(self.size)])
         wanted = np.concatenate([data(peer, count, dtype, salt=self.rank) for peer in range(self.size)])
-        if in_place:
-            self.moves_in_place(comm, "all_to_all", dtype, sent, (0, 0), wanted, count=count)
-        else:
-            self.moves(comm, "all_to_all", dtype, sent, wanted, count=count)
+        self.moves(comm, "all_to_all", dtype, sent, wanted, count=count)
 
-    def all_to_all_v(self, comm: DeviceComm, dtype: str, count: int, in_place: bool) -> None:
+    def all_to_all_v(self, comm: DeviceComm, dtype: str, count: int, _: bool) -> None:
         def between(a: int, b: int) -> int:
-            return count * ((a + b) % 2) + (a + b if in_place else 2 * a + b)  # alike in both directions where in place
+            return count * ((a + b) % 2) + 2 * a + b
 
         to = [between(self.rank, peer) for peer in range(self.size)]
         counts = [between(peer, self.rank) for peer in range(self.size)]
         sent = np.concatenate([data(self.rank, n, dtype, salt=peer) for peer, n in enumerate(to)])
         wanted = np.concatenate([data(peer, n, dtype, salt=self.rank) for peer, n in enumerate(counts)])
-        if in_place:
-            self.moves_in_place(comm, "all_to_all_v", dtype, sent, (0, 0), wanted, counts=to, output_counts=counts)
-        else:
-            self.moves(comm, "all_to_all_v", dtype, sent, wanted, counts=to, output_counts=counts)
+        self.moves(comm, "all_to_all_v", dtype, sent, wanted, counts=to, output_counts=counts)
 
     def messages(self, comm: DeviceComm, dtype: str, count: int, _: bool) -> None:
         """In one group: two messages to every rank, this one included, and two from each, which arrive in order."""
@@ -432,6 +426,10 @@ class Rank:
         def half_a_message_to_itself() -> None:
             raises(INVALID, lambda: comm.run("send", "float32", input=x.address, count=4, peer=self.rank))
 
+        def exchange_in_place() -> None:
+            error = raises(INVALID, lambda: comm.run("all_to_all", "float32", input=x.address, output=x.address, count=2))
+            assert "in place" in error.text
+
         def still_usable() -> None:
             comm.look()
             comm.run("all_reduce", "float32", **good)
@@ -447,7 +445,7 @@ class Rank:
             assert self.plugin.table.completion(KINDS["send"], 1) == 0
 
         for case in (no_input, no_factor, unknown_feature, host_memory, overflow, bitwise, no_such_rank, half_a_message_to_itself,
-                     still_usable, capabilities):  # fmt: skip
+                     exchange_in_place, still_usable, capabilities):  # fmt: skip
             yield case.__name__, case
         comm.destroy()
 
