@@ -128,6 +128,39 @@ def right_after_wrong(comm: Comm) -> None:
     usable(comm)
 
 
+def unlike_forms(comm: Comm) -> Raised:
+    """A library takes one tensor, a plan takes lists: ranks must not go different ways."""
+    output = np.ones(comm.get_size() * 4, np.float32)
+    lists = comm.get_rank() == 1
+    call = comm.all_gather if lists else comm.all_gather_single
+    raised = caught(lambda: call(list(output.reshape(-1, 4)) if lists else output, f32(4), timeout=3))
+    usable(comm)
+    return raised
+
+
+@pytest.mark.backend("gloo")
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
+def test_lists_and_one_tensor_do_not_meet_in_a_library(jobs: SharedPool, check: bool) -> None:
+    for raised in jobs.run(unlike_forms, Shape("gloo=3"), fresh=True, check=check):
+        assert raised.name == "Mismatch"
+        assert "a list of tensors on rank 1 (" in raised.text
+
+
+def forms_of_plans(comm: Comm) -> None:
+    """Where every call is planned, the layout is each rank's own affair."""
+    output = np.zeros(comm.get_size() * 4, np.float32)
+    if comm.get_rank() == 1:
+        comm.all_gather(list(output.reshape(-1, 4)), f32(4))
+    else:
+        comm.all_gather_single(output, f32(4))
+    assert (output == 1).all()
+
+
+@pytest.mark.parametrize("shape", named("host=3", "host=2,host=1", "gloo=2,gloo=1"))
+def test_lists_and_one_tensor_meet_in_plans(jobs: SharedPool, shape: Shape) -> None:
+    jobs.run(forms_of_plans, shape)
+
+
 @pytest.mark.backend("gloo")
 def test_a_plain_library_works_on_after_unequal_sizes_with_the_check_off(jobs: SharedPool) -> None:
     jobs.run(right_after_wrong, Shape("gloo=3"), fresh=True, check=False)

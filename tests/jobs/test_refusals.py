@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import polyccl
-from polyccl import Comm, InvalidArgument, ReduceOp, UnsupportedOperation
+from polyccl import Comm, InvalidArgument, ReduceOp, UnsupportedOperation, backends
 
 from .marks import named
 from .pool import SharedPool
@@ -257,7 +257,8 @@ def creation(rank: int, directory: str) -> None:
         with pytest.raises(kind, match=text):
             join(directory, rank, shape, **options)
 
-    refusal(polyccl.BackendUnavailable, "POLYCCL_BACKEND_NCCL=ON", backend="nccl")
+    for name in {"nccl", "rccl", "xccl"} - set(backends.available()):
+        refusal(polyccl.BackendUnavailable, f"POLYCCL_BACKEND_{name.upper()}=ON", backend=name)
     refusal(polyccl.BackendUnavailable, "nosuch", backend="nosuch")
     refusal(polyccl.BackendUnavailable, "nosuch", backend="bridge", hints={"local": "nosuch"})
     refusal(InvalidArgument, "a timeout must be", timeout=-1)
@@ -266,8 +267,11 @@ def creation(rank: int, directory: str) -> None:
     refusal(InvalidArgument, "not a number of bytes", hints={"chunk_bytes": "many"})
     refusal(InvalidArgument, "give a store", store=object())
     refusal(UnsupportedOperation, "enable_reconfigure", enable_reconfigure=True)
-    for device in ("cuda", "cuda:0", "xpu", "meta"):
-        with pytest.raises(UnsupportedOperation, match=f"device '{device}' is not supported.*use 'cpu'"):
+    for device in ("cuda", "cuda:0", "xpu"):
+        with pytest.raises(InvalidArgument, match=f"works on host memory, not on '{device}'; name the device's own backend"):
+            polyccl.new_comm("host", device, rank=0, size=1)
+    for device in ("meta", "cuda:x", "cpu:-1", ""):
+        with pytest.raises(InvalidArgument, match=f"device '{device}'"):
             polyccl.new_comm("host", device, rank=0, size=1)
     with pytest.raises(InvalidArgument, match="rank"):
         polyccl.new_comm("host", "cpu", rank=1, size=1)
