@@ -10,7 +10,7 @@ Ranks that share a vendor's library form an island; a bridge joins islands, so t
 Importing this package imports neither torch nor NumPy.
 """
 
-from . import errors, objects
+from . import errors, objects, torch_hook
 from ._version import __version__
 from .comm import BatchSendRecv, Comm
 from .create import new_comm
@@ -28,6 +28,8 @@ from .operations import Kind, Reduction
 from .options import CommOptions
 from .reduce_op import ReduceOp
 from .trace import TraceEvent
+
+torch_hook.when_torch_is_there()
 
 __all__ = [
     "Aborted",

@@ -79,6 +79,13 @@ VARIABLES: tuple[Variable, ...] = (
         "The label of this rank's island: ranks with one backend and different labels are in different islands.",
         "communicators",
     ),
+    Variable(
+        "POLYCCL_TORCH_BACKEND",
+        Form.TEXT,
+        "auto",
+        "What carries process groups of torch.distributed whose options name no backend: auto, bridge, or a library.",
+        "torch",
+    ),
     Variable("POLYCCL_TIMEOUT", Form.SECONDS, "600", "How long an operation or a rendezvous may take.", "communicators, stores"),
     Variable(
         "POLYCCL_ABORT_ON_ERROR",

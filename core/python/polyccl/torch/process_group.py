@@ -1,0 +1,493 @@
+"""`ProcessGroup`: all calls of torch.distributed on a `polyccl.Comm`.
+
+A pure Python subclass of c10d's ProcessGroup, so that PolyCCL's wheel links no libtorch. Python code reaches every method here;
+C++ code (DDP's reducer, functional collectives) reaches those that c10d lets Python override: all_reduce, broadcast, all_gather,
+reduce_scatter, all_to_all_single, barrier, send, recv and the coalesced forms.
+
+Every call is one operation of the communicator (a coalesced one: one for each tensor), issued at once; calls with ``asyncOp`` set
+return a `Work`, others block. Timeouts are the call's, else the group's. An error is that of the communicator (`polyccl.errors`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from ..comm import Comm
+from ..errors import InvalidArgument
+from ..reduce_op import ReduceOp
+from . import sparse
+from .options import Options
+from .tensors import Passage, one, uneven
+from .work import Work
+
+Tensors = Sequence[Tensor]
+
+_REDUCTIONS: dict[int, ReduceOp] = {
+    hash(c10d.ReduceOp.SUM): ReduceOp.SUM,
+    hash(c10d.ReduceOp.AVG): ReduceOp.AVG,
+    hash(c10d.ReduceOp.PRODUCT): ReduceOp.PRODUCT,
+    hash(c10d.ReduceOp.MIN): ReduceOp.MIN,
+    hash(c10d.ReduceOp.MAX): ReduceOp.MAX,
+    hash(c10d.ReduceOp.BAND): ReduceOp.BAND,
+    hash(c10d.ReduceOp.BOR): ReduceOp.BOR,
+    hash(c10d.ReduceOp.BXOR): ReduceOp.BXOR,
+}
+_PREMUL_SUM = hash(c10d.ReduceOp.PREMUL_SUM)
+
+
+def reduction(op: Any) -> ReduceOp:
+    """PolyCCL's reduction for one of c10d (or for PolyCCL's own)."""
+    if isinstance(op, ReduceOp):
+        return op
+    code = hash(op)  # of c10d's ReduceOp and RedOpType alike: the number
+    if code == _PREMUL_SUM:
+        return ReduceOp.PREMUL_SUM(op.__getstate__()[1])
+    try:
+        return _REDUCTIONS[code]
+    except KeyError:
+        raise InvalidArgument(f"{op!r} is no reduction; use dist.ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR") from None
+
+
+class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
+    """A process group of torch.distributed that ``comm`` carries.
+
+    ``store`` is torch's store for the group, ``options`` what sub-groups inherit, ``device_types`` which tensors it is for.
+    Tensors on another device than the communicator's are copied there and back.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        store: Any = None,
+        options: Options | None = None,
+        device_types: Sequence[str] = ("cpu",),
+        bound: torch.device | None = None,
+    ) -> None:
+        super().__init__(comm.get_rank(), comm.get_size())
+        self._comm = comm
+        self._store = store
+        self._options = options or Options()
+        self._types = [torch.device(kind) for kind in device_types]
+        self._name = comm.get_name()
+        self._desc = "undefined"
+        self._sequence = 0
+        self._backend = Backend(self)
+        device = torch.device(comm.get_device().replace("hip", "cuda"))
+        self._device = device
+        self._on_host = device.type == "cpu"
+        if bound is not None:
+            self.bound_device_id = bound
+
+    # ---- what it is ---------------------------------------------------------------------------------------------------------
+
+    def get_comm(self) -> Comm:
+        """The communicator under the group."""
+        return self._comm
+
+    def name(self) -> str:
+        """The backend's name for torch: ``polyccl``. What carries the group is ``get_comm().get_backend()``."""
+        return "polyccl"
+
+    getBackendName = _get_backend_name = name
+
+    @property
+    def group_name(self) -> str:
+        """The name under which torch finds the group."""
+        return self._name
+
+    def getGroupName(self) -> str:
+        """As `group_name`, for C++."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    setGroupName = _set_group_name
+
+    @property
+    def group_desc(self) -> str:
+        """What the user calls the group."""
+        return self._desc
+
+    def getGroupDesc(self) -> str:
+        """As `group_desc`, for C++."""
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    setGroupDesc = _set_group_desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return list(self._types)
+
+    def _get_backend(self, device: torch.device) -> Backend:
+        if torch.device(torch.device(device).type) not in self._types:
+            raise RuntimeError(f"process group '{self._name}': no backend for device type {torch.device(device).type}")
+        return self._backend
+
+    def _backend_id(self, backend_type: Any) -> int:
+        return id(self._backend)
+
+    def get_group_store(self) -> Any:
+        """The store that the group was created with."""
+        return self._store
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        """There are no hooks on completion that could be pending."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to agree on: every rank counts the group's collectives from 0."""
+
+    # ---- one way down -------------------------------------------------------------------------------------------------------
+
+    def _passage(self) -> Passage:
+        return Passage(self._device, self._on_host)
+
+    def _terms(self, opts: Any) -> tuple[bool, timedelta | None]:
+        """Whether the call is asynchronous, and its timeout; None is the group's. Counts the call."""
+        self._sequence += 1
+        limit = opts.timeout
+        return opts.asyncOp, None if limit.days < 0 else limit
+
+    def _issued(self, parts: Sequence[Any], outputs: Any, passage: Passage, asynchronous: bool) -> Work:
+        work = Work(parts, outputs, passage.finish)
+        if not asynchronous:
+            work.wait()
+        return work
+
+    # ---- all_reduce, broadcast, reduce, barrier -----------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
+        """Reduce a tensor over all ranks, in place; also a sparse one, by SUM and on the caller's thread."""
+        tensors = _listed(tensors)
+        opts = _terms(c10d.AllreduceOptions, opts, timeout, reduceOp=op)
+        asynchronous, limit = self._terms(opts)
+        tensor = one(tensors, "all_reduce")
+        factor = reduction(opts.reduceOp)
+        if tensor.is_contiguous() and tensor.is_cpu is self._on_host:
+            return Work((self._comm.all_reduce(tensor, factor, asynchronous, None, limit),), tensors)
+        if tensor.layout is torch.sparse_coo:
+            sparse.all_reduce(self._comm, tensor, factor, limit)
+            return Work((), tensors)
+        passage = self._passage()
+        part = self._comm.all_reduce(passage.both(tensor), factor, asynchronous, None, limit)
+        return self._issued([part], tensors, passage, asynchronous)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """`allreduce` of each tensor."""
+        opts = opts or c10d.AllreduceCoalescedOptions()
+        asynchronous, limit = self._terms(opts)
+        factor, passage = reduction(opts.reduceOp), self._passage()
+        parts = [self._comm.all_reduce(passage.both(tensor), factor, True, None, limit) for tensor in tensors]
+        return self._issued(parts, tensors, passage, asynchronous)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Work:
+        """Copy the root's tensor into the others'."""
+        tensors = _listed(tensors)
+        opts = _terms(c10d.BroadcastOptions, opts, timeout, rootRank=root)
+        asynchronous, limit = self._terms(opts)
+        tensor, passage = one(tensors, "broadcast"), self._passage()
+        part = self._comm.broadcast(passage.both(tensor), opts.rootRank, asynchronous, None, limit)
+        return self._issued([part], tensors, passage, asynchronous)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Work:
+        """Reduce into the root's tensor; the others' stay as they are."""
+        tensors = _listed(tensors)
+        opts = _terms(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
+        asynchronous, limit = self._terms(opts)
+        tensor, passage = one(tensors, "reduce"), self._passage()
+        taken = passage.both(tensor) if opts.rootRank == self.rank() else passage.input(tensor)
+        part = self._comm.reduce(taken, opts.rootRank, reduction(opts.reduceOp), asynchronous, None, limit)
+        return self._issued([part], tensors, passage, asynchronous)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Wait until all ranks are here. Blocks the host, at once or in the work's ``wait``."""
+        asynchronous, limit = self._terms(_terms(c10d.BarrierOptions, opts, timeout))
+        return Work((self._comm.barrier(asynchronous, None, limit),), [], on_host=True)
+
+    # ---- gathering ----------------------------------------------------------------------------------------------------------
+
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Gather every rank's tensor into a list; lengths may differ by rank, then alike in all lists."""
+        outputs, tensor = _inner(output_tensors, "all_gather"), one(_listed(input_tensors), "all_gather")
+        asynchronous, limit = self._terms(_terms(c10d.AllgatherOptions, opts, timeout))
+        passage = self._passage()
+        part = self._all_gather(outputs, tensor, passage, asynchronous, limit)
+        return self._issued([part], output_tensors, passage, asynchronous)
+
+    def _all_gather(self, outputs: Tensors, tensor: Tensor, passage: Passage, asynchronous: bool, limit: timedelta | None) -> Any:
+        gather = self._comm.all_gather_v if uneven(outputs) else self._comm.all_gather
+        return gather(passage.outputs(outputs), passage.input(tensor), asynchronous, None, limit)
+
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
+        """`allgather` of each input; ``output_lists[rank][i]`` is that rank's input i."""
+        asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
+        if len(output_lists) != self.size() or any(len(outputs) != len(input_list) for outputs in output_lists):
+            raise InvalidArgument(
+                f"all_gather_coalesced: a list of {len(input_list)} tensors is wanted for each of the {self.size()} ranks"
+            )
+        passage = self._passage()
+        parts = [
+            self._all_gather([outputs[i] for outputs in output_lists], tensor, passage, True, limit)
+            for i, tensor in enumerate(input_list)
+        ]
+        return self._issued(parts, output_lists, passage, asynchronous)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Gather every rank's tensor into one, rank by rank."""
+        asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
+        passage = self._passage()
+        part = self._comm.all_gather_single(passage.output(output), passage.input(input), asynchronous, None, limit)
+        return self._issued([part], [output], passage, asynchronous)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """`all_gather_single` of each pair."""
+        asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
+        passage = self._passage()
+        parts = [
+            self._comm.all_gather_single(passage.output(output), passage.input(input), True, None, limit)
+            for output, input in _pairs(outputs, inputs, "all_gather_single_coalesced")
+        ]
+        return self._issued(parts, outputs, passage, asynchronous)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: Any = None,
+    ) -> Work:
+        """Gather every rank's tensor into a list of the root's."""
+        tensor = one(_listed(input_tensors), "gather")
+        opts = _terms(c10d.GatherOptions, opts, timeout, rootRank=root)
+        asynchronous, limit = self._terms(opts)
+        passage, outputs = self._passage(), []
+        if opts.rootRank == self.rank():
+            outputs = passage.outputs(_inner(output_tensors, "gather"))
+        part = self._comm.gather(outputs, passage.input(tensor), opts.rootRank, asynchronous, None, limit)
+        return self._issued([part], output_tensors, passage, asynchronous)
+
+    # ---- scattering ---------------------------------------------------------------------------------------------------------
+
+    def scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: Any = None,
+    ) -> Work:
+        """Give each rank its entry of the root's list."""
+        outputs = _listed(output_tensors)
+        opts = _terms(c10d.ScatterOptions, opts, timeout, rootRank=root)
+        asynchronous, limit = self._terms(opts)
+        passage, inputs = self._passage(), []
+        if opts.rootRank == self.rank():
+            inputs = passage.inputs(_inner(input_tensors, "scatter"))
+        output = passage.output(one(outputs, "scatter"))
+        part = self._comm.scatter(output, inputs, opts.rootRank, asynchronous, None, limit)
+        return self._issued([part], outputs, passage, asynchronous)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> Work:
+        """Reduce entry r of all ranks' lists into rank r's tensor; lengths may differ by entry."""
+        outputs, inputs = _listed(output_tensors), _inner(input_tensors, "reduce_scatter")
+        opts = _terms(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
+        asynchronous, limit = self._terms(opts)
+        passage = self._passage()
+        scatter = self._comm.reduce_scatter_v if uneven(inputs) else self._comm.reduce_scatter
+        output, taken = passage.output(one(outputs, "reduce_scatter")), passage.inputs(inputs)
+        part = scatter(output, taken, reduction(opts.reduceOp), asynchronous, None, limit)
+        return self._issued([part], outputs, passage, asynchronous)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Reduce part r of all ranks' tensors into rank r's."""
+        opts = opts or c10d.ReduceScatterOptions()
+        asynchronous, limit = self._terms(opts)
+        passage, op = self._passage(), reduction(opts.reduceOp)
+        part = self._comm.reduce_scatter_single(passage.output(output), passage.input(input), op, asynchronous, None, limit)
+        return self._issued([part], [output], passage, asynchronous)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """`reduce_scatter_single` of each pair."""
+        opts = opts or c10d.ReduceScatterOptions()
+        asynchronous, limit = self._terms(opts)
+        passage, op = self._passage(), reduction(opts.reduceOp)
+        parts = [
+            self._comm.reduce_scatter_single(passage.output(output), passage.input(input), op, True, None, limit)
+            for output, input in _pairs(outputs, inputs, "reduce_scatter_single_coalesced")
+        ]
+        return self._issued(parts, outputs, passage, asynchronous)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ---- all_to_all ---------------------------------------------------------------------------------------------------------
+
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Send entry r to rank r, and receive entry r from it; lengths may differ by pair of ranks."""
+        asynchronous, limit = self._terms(_terms(c10d.AllToAllOptions, opts, timeout))
+        passage = self._passage()
+        outputs, inputs = passage.outputs(output_tensors), passage.inputs(input_tensors)
+        part = self._comm.all_to_all(outputs, inputs, asynchronous, None, limit)
+        return self._issued([part], output_tensors, passage, asynchronous)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Send part r to rank r, and receive part r from it; parts are rows, equally many where no splits are given."""
+        asynchronous, limit = self._terms(_terms(c10d.AllToAllOptions, opts, timeout))
+        passage = self._passage()
+        target, source = passage.output(output), passage.input(input)
+        if not output_split_sizes and not input_split_sizes:
+            part = self._comm.all_to_all_single(target, source, asynchronous, None, limit)
+        else:
+            gets, gives = self._splits(output, output_split_sizes), self._splits(input, input_split_sizes)
+            part = self._comm.all_to_all_v_single(target, source, gets, gives, asynchronous, None, limit)
+        return self._issued([part], [output], passage, asynchronous)
+
+    alltoall_base = all_to_all_single
+
+    def _splits(self, tensor: Tensor, given: Sequence[int]) -> list[int]:
+        if given:
+            return list(given)
+        rows, rest = divmod(tensor.shape[0] if tensor.dim() else 1, self.size())
+        if rest:
+            raise InvalidArgument(
+                f"all_to_all_single: {tensor.shape[0]} rows cannot be split evenly over {self.size()} ranks; give split sizes"
+            )
+        return [rows] * self.size()
+
+    # ---- messages -----------------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Send to a rank of the group; its `recv` with this tag gets it, in order."""
+        tensors = _listed(tensors)
+        tensor, passage = one(tensors, "send"), self._passage()
+        return Work([self._comm.send(passage.input(tensor), dst, True)], tensors)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Receive what a rank of the group sends with this tag."""
+        tensors = _listed(tensors)
+        tensor, passage = one(tensors, "recv"), self._passage()
+        return Work([self._comm.recv(passage.output(tensor), src, True)], tensors, passage.finish, source=src)
+
+    # ---- its life -----------------------------------------------------------------------------------------------------------
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The timeout of calls from now on that give none."""
+        self._comm.set_timeout(timeout)
+
+    def abort(self) -> None:
+        """End what is under way, here and on the other ranks, in bounded time. The group cannot be used any more."""
+        self._comm.abort()
+
+    def shutdown(self) -> None:
+        """Wait for what was issued, and end."""
+        if not self._comm.is_aborted():
+            self._comm.finalize()
+
+
+class Backend:
+    """What torch asks of "the backend for a device": the group itself, seen from there."""
+
+    supports_splitting = True
+    supports_coalescing = True
+    supports_shrinking = False
+    supports_time_estimate = False
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+
+    def __getattr__(self, name: str) -> Any:
+        group = self._group()
+        if group is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(group, name)
+
+    @property
+    def options(self) -> Options:
+        """The options of the group."""
+        return cast(Options, self.__getattr__("_options"))
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether the backend allocates tensors itself: no."""
+        return False
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Groups are connected when they are made."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Ranks outside a new group have nothing to do."""
+
+
+def _listed(tensors: Any) -> Any:
+    return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+def _inner(lists: Any, what: str) -> Tensors:
+    """The list of tensors in c10d's list of such lists, or the list itself."""
+    tensors: Tensors = lists if lists and isinstance(lists[0], Tensor) else one(lists, what)
+    return tensors
+
+
+def _pairs(outputs: Tensors, inputs: Tensors, what: str) -> Iterable[tuple[Tensor, Tensor]]:
+    if len(outputs) != len(inputs):
+        raise InvalidArgument(f"{what}: {len(outputs)} outputs and {len(inputs)} inputs; one of each is wanted for every call")
+    return zip(outputs, inputs, strict=True)
+
+
+def _terms(kind: type[Any], given: Any, timeout: timedelta | None, **fields: Any) -> Any:
+    """c10d's options object: the one given, or one with the fields of the shorter calls, whose first stands in ``given``."""
+    if isinstance(given, kind):
+        return given
+    opts = kind()
+    for name, value in fields.items():
+        value = given if value is None else value
+        given = None
+        if value is not None:
+            setattr(opts, name, value)
+    if isinstance(given, timedelta):
+        timeout = given
+    if timeout is not None:
+        opts.timeout = timeout
+    return opts
+
+
+__all__ = ["Backend", "ProcessGroup", "reduction"]
