@@ -1,5 +1,6 @@
-// NCCL's reductions on the host: element types 0 to 11, the five operations, and the scaling that AVG and PREMUL_SUM put before a sum. Results are
-// rounded to the element type after each step, ranks are combined in rank order, MIN and MAX drop NaN: as the vendors' kernels do.
+// NCCL's reductions on the host: element types 0 to 11, the five operations, and the scaling that AVG and PREMUL_SUM
+// put before a sum. Results are rounded to the element type after each step, ranks are combined in rank order, MIN and
+// MAX drop NaN: as the vendors' kernels do.
 #ifndef STAND_IN_ARITHMETIC_H_
 #define STAND_IN_ARITHMETIC_H_
 

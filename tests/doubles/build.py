@@ -1,7 +1,7 @@
 """Build the stand-ins for the vendors' libraries once, and say where they are.
 
-They are kept under ``.cache/doubles`` of this checkout, by a digest of their sources, so that only the first run after a change waits for the
-compiler. A test calls :func:`build`; ``python tests/doubles/build.py [sanitizer]`` prints the folder.
+They are kept under ``.cache/doubles`` of this checkout, by a digest of their sources, so that only the first run after a change
+waits for the compiler. A test calls :func:`build`; ``python tests/doubles/build.py [sanitizer]`` prints the folder.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Doubles:
 def _digest(sanitizer: str) -> str:
     digest = hashlib.sha256(sanitizer.encode())
     for path in sorted(SOURCES.iterdir()):
-        if path.suffix in {".cc", ".h", ".txt"}:
+        if path.suffix in {".cc", ".h", ".txt", ".map"}:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

@@ -711,6 +711,13 @@ STAND_IN_API ncclResult_t ncclAllReduceWithBias(const void* input, void* output,
                                                 const void* bias) {
   return all_reduce(input, output, count, dtype, static_cast<int>(op), comm, stream, bias);
 }
+
+#ifdef STAND_IN_FORK
+// Here only for its name, by which a caller knows the fork.
+STAND_IN_API ncclResult_t ncclShardedRelayMultiGroupAllReduce() {
+  return report({ncclInvalidUsage, "the stand-in does not model ncclShardedRelayMultiGroupAllReduce"});
+}
+#endif
 #elif defined(STAND_IN_FORK)
 STAND_IN_API ncclResult_t ncclCommGetUniqueHash(ncclComm_t handle, std::uint64_t* hash) {
   return ask<std::uint64_t>("CommGetUniqueHash", handle, hash, [](const ncclComm& c) { return c.region->hash(); });

@@ -1,5 +1,5 @@
-// NCCL's C API as far as the stand-in has it, in declarations of our own; with STAND_IN_VENDOR_HEADERS the real nccl.h, which checks every
-// signature. What exists depends on the flavour:
+// NCCL's C API as far as the stand-in has it, in declarations of our own; with STAND_IN_VENDOR_HEADERS the real nccl.h,
+// which checks every signature. What exists depends on the flavour:
 //   STAND_IN_VERSION  the version code, e.g. 23203
 //   STAND_IN_HIP      RCCL: AMD's runtime below, RCCL's own calls
 //   STAND_IN_FORK     NCCLX (or rcclx, with STAND_IN_HIP): the forks' calls, and their fields in ncclConfig_t

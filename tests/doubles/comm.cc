@@ -69,7 +69,8 @@ void forget_newer(ncclConfig_t* config) {
 #endif
 }
 
-// NCCLX and rcclx dereference commDesc where upstream has two of its numbers: with the wrong layout that is a crash there, a sentence here.
+// NCCLX and rcclx dereference commDesc where upstream has two of its numbers: with the wrong layout that is a crash
+// there, a sentence here.
 Failure check_fork_fields([[maybe_unused]] const ncclConfig_t& config) {
 #ifdef STAND_IN_FORK
   const auto address = reinterpret_cast<std::uintptr_t>(config.commDesc);

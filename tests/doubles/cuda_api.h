@@ -1,5 +1,5 @@
-// What cuda_driver.cc needs of NVIDIA's cuda.h, in declarations of our own; with STAND_IN_VENDOR_HEADERS the real header, which checks every
-// signature of the stand-in. Names and values are the API's.
+// What cuda_driver.cc needs of NVIDIA's cuda.h, in declarations of our own; with STAND_IN_VENDOR_HEADERS the real
+// header, which checks every signature of the stand-in. Names and values are the API's.
 #ifndef STAND_IN_CUDA_API_H_
 #define STAND_IN_CUDA_API_H_
 

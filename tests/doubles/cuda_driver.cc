@@ -1,5 +1,5 @@
-// libcuda.so.1: the CUDA driver API over runtime.h. As strict as the driver about initialization, current contexts and handles: a call without
-// a current context fails, and so does any call from a host function.
+// libcuda.so.1: the CUDA driver API over runtime.h. As strict as the driver about initialization, current contexts and
+// handles: a call without a current context fails, and so does any call from a host function.
 #include <dlfcn.h>
 
 #include <array>
@@ -383,6 +383,15 @@ STAND_IN_API CUresult cuMemAlloc_v2(CUdeviceptr* memory, std::size_t bytes) {
 
 STAND_IN_API CUresult cuMemFree_v2(CUdeviceptr memory) {
   return in_context([&](int) { return runtime().release(pointer(memory), MemoryKind::kDevice); });
+}
+
+STAND_IN_API CUresult cuMemAllocAsync(CUdeviceptr* memory, std::size_t bytes, CUstream stream) {
+  const CUresult refused = on_stream(stream, [](Stream&) { return Status::kSuccess; });
+  return refused != CUDA_SUCCESS ? refused : cuMemAlloc_v2(memory, bytes);
+}
+
+STAND_IN_API CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream stream) {
+  return on_stream(stream, [&](Stream& s) { return runtime().release_on(s, pointer(memory)); });
 }
 
 STAND_IN_API CUresult cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {

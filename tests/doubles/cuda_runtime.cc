@@ -1,5 +1,5 @@
-// libcudart.so.13: the calls of the CUDA runtime that NVIDIA's Python bindings make, over the driver API. Like the real one it uses the devices'
-// primary contexts, and makes the chosen one current.
+// libcudart.so.13: the calls of the CUDA runtime that NVIDIA's Python bindings make, over the driver API. Like the real
+// one it uses the devices' primary contexts, and makes the chosen one current.
 #include <cstddef>
 #include <cstdint>
 

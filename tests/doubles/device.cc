@@ -115,7 +115,8 @@ std::byte* view(const void* pointer) { return static_cast<std::byte*>(polyccl_st
 
 #else
 
-// Like a program of the CUDA runtime, the library uses a device's primary context, and device 0 where the thread has none.
+// Like a program of the CUDA runtime, the library uses a device's primary context, and device 0 where the thread has
+// none.
 Failure current_device(int* device) {
   *device = 0;
   if (Failure failure = check(cuInit(0))) return failure;

@@ -99,7 +99,8 @@ bool Exchange::finished(int peer) {
   return ring.read.load(std::memory_order_acquire) == ring.written.load(std::memory_order_relaxed);
 }
 
-// A peer that is gone can have put all we need into the ring before: the caller tries once more before it believes this.
+// A peer that is gone can have put all we need into the ring before: the caller tries once more before it believes
+// this.
 Failure Exchange::look_at_peers() {
   for (int peer = 0; peer < region_.ranks; ++peer) {
     if (finished(peer)) continue;
@@ -120,7 +121,8 @@ Failure Exchange::run(const std::function<bool()>& cancelled) {
       moved = pull(peer, &failure) || moved;
       done = done && finished(peer);
     }
-    // A mismatch with one peer is no reason to keep from the others what they need to see it too: all have been served once above.
+    // A mismatch with one peer is no reason to keep from the others what they need to see it too: all have been served
+    // once above.
     if (failure) return failure;
     if (done) return {};
     if (cancelled()) return {ncclInternalError, "the communicator was aborted"};

@@ -1,6 +1,6 @@
-// What a rank sends to and receives from the others in one fused group. Messages of a directed pair keep their order; all pairs progress in turn, so
-// that no order of calls inside a group can block. A message begins with a fingerprint of the call that sent it, and a receiver whose own call
-// differs fails instead of taking the bytes.
+// What a rank sends to and receives from the others in one fused group. Messages of a directed pair keep their order;
+// all pairs progress in turn, so that no order of calls inside a group can block. A message begins with a fingerprint
+// of the call that sent it, and a receiver whose own call differs fails instead of taking the bytes.
 #ifndef STAND_IN_EXCHANGE_H_
 #define STAND_IN_EXCHANGE_H_
 
@@ -41,7 +41,8 @@ struct Fingerprint {
 
 class Exchange {
  public:
-  // `eager`: a send is done when it is in the ring; else when the peer has taken it, as a program must be able to stand.
+  // `eager`: a send is done when it is in the ring; else when the peer has taken it, as a program must be able to
+  // stand.
   Exchange(Region& region, bool eager);
 
   // The memory must stay until run() returns.

@@ -60,8 +60,8 @@ bool any_non_blocking(const Group& closed) {
   return false;
 }
 
-// As in NCCL, one non-blocking communicator makes the whole group so: what was called is enqueued later, by another thread, and until
-// ncclCommGetAsyncError says ncclSuccess nothing may be assumed to be on the stream.
+// As in NCCL, one non-blocking communicator makes the whole group so: what was called is enqueued later, by another
+// thread, and until ncclCommGetAsyncError says ncclSuccess nothing may be assumed to be on the stream.
 ncclResult_t run_later(Group closed) {
   for (const Making& making : closed.makings) making.comm->begin();
   for (const Batch& batch : closed.batches) batch.comm->begin();

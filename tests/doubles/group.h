@@ -1,4 +1,5 @@
-// Groups: what a thread calls between ncclGroupStart and ncclGroupEnd is collected, then done at once. A call outside a group is a group of its own.
+// Groups: what a thread calls between ncclGroupStart and ncclGroupEnd is collected, then done at once. A call outside a
+// group is a group of its own.
 #ifndef STAND_IN_GROUP_H_
 #define STAND_IN_GROUP_H_
 
@@ -19,7 +20,8 @@ ncclResult_t report(const Failure& failure);
 // An operation on a communicator.
 ncclResult_t add(const std::shared_ptr<ncclComm>& comm, Operation operation);
 
-// The making of a communicator, or another call of `comm` that waits for other ranks: `body` blocks, and runs beside the group's others.
+// The making of a communicator, or another call of `comm` that waits for other ranks: `body` blocks, and runs beside
+// the group's others.
 ncclResult_t add_making(const std::shared_ptr<ncclComm>& comm, std::function<Failure()> body);
 
 }  // namespace stand_in

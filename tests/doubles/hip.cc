@@ -60,7 +60,15 @@ Status put(T* place, T value) {
 
 const char* arch() {
   const char* name = std::getenv("FAKE_HIP_ARCH");
-  return name == nullptr || *name == 0 ? "gfx942" : name;
+  return name == nullptr || std::strncmp(name, "gfx", 3) != 0 ? "gfx942" : name;
+}
+
+// "gfx942" is version 9.4, stepping 2; "gfx1100" is 11.0.
+void version_of_arch(int* major, int* minor) {
+  const std::string digits = std::string(arch()).substr(3);
+  const std::size_t split = digits.size() < 3 ? 0 : digits.size() - 2;
+  *major = split == 0 ? 0 : std::atoi(digits.substr(0, split).c_str());
+  *minor = split == 0 ? 0 : digits[split] - '0';
 }
 
 hipError_t copy(void* output, const void* input, std::size_t bytes, hipStream_t stream) {
@@ -153,9 +161,14 @@ STAND_IN_API hipError_t hipDeviceGetPCIBusId(char* text, int size, int device) {
 STAND_IN_API hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int device) {
   return call([&] {
     if (!exists(device)) return Status::kInvalidDevice;
+    int major = 0;
+    int minor = 0;
+    version_of_arch(&major, &minor);
     switch (attribute) {
       case hipDeviceAttributeComputeCapabilityMajor:
-        return put(value, 9);
+        return put(value, major);
+      case hipDeviceAttributeComputeCapabilityMinor:
+        return put(value, minor);
       case hipDeviceAttributeMultiprocessorCount:
         return put(value, 304);
       case hipDeviceAttributePciBusId:
@@ -172,6 +185,15 @@ STAND_IN_API hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t a
   });
 }
 
+STAND_IN_API hipError_t hipDeviceComputeCapability(int* major, int* minor, hipDevice_t device) {
+  return call([&] {
+    if (major == nullptr || minor == nullptr) return Status::kInvalidValue;
+    if (!exists(device)) return Status::kInvalidDevice;
+    version_of_arch(major, minor);
+    return Status::kSuccess;
+  });
+}
+
 // The name that hipGetDeviceProperties has in programs that are built with HIP 6 or newer.
 STAND_IN_API hipError_t hipGetDevicePropertiesR0600(DeviceProperties* properties, int device) {
   return call([&] {
@@ -183,8 +205,7 @@ STAND_IN_API hipError_t hipGetDevicePropertiesR0600(DeviceProperties* properties
     properties->uuid[15] = static_cast<unsigned char>(device + 1);
     properties->total_memory = kDeviceBytes;
     properties->warp_size = 64;
-    properties->major = 9;
-    properties->minor = 4;
+    version_of_arch(&properties->major, &properties->minor);
     return Status::kSuccess;
   });
 }
@@ -209,6 +230,15 @@ STAND_IN_API hipError_t hipExtMallocWithFlags(void** memory, std::size_t bytes, 
 
 STAND_IN_API hipError_t hipFree(void* memory) {
   return call([&] { return runtime().release(memory, MemoryKind::kDevice); });
+}
+
+STAND_IN_API hipError_t hipMallocAsync(void** memory, std::size_t bytes, hipStream_t stream) {
+  const hipError_t refused = on_stream(stream, [](Stream&) { return Status::kSuccess; });
+  return refused != hipSuccess ? refused : hipMalloc(memory, bytes);
+}
+
+STAND_IN_API hipError_t hipFreeAsync(void* memory, hipStream_t stream) {
+  return on_stream(stream, [&](Stream& s) { return runtime().release_on(s, memory); });
 }
 
 STAND_IN_API hipError_t hipHostMalloc(void** memory, std::size_t bytes, unsigned) {

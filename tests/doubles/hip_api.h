@@ -1,5 +1,6 @@
-// What hip.cc needs of AMD's hip_runtime_api.h, in declarations of our own; with STAND_IN_VENDOR_HEADERS the real header, which checks every
-// signature of the stand-in. Names and values are the API's; the two structs whose layout changed with HIP 6 have names of our own.
+// What hip.cc needs of AMD's hip_runtime_api.h, in declarations of our own; with STAND_IN_VENDOR_HEADERS the real
+// header, which checks every signature of the stand-in. Names and values are the API's; the two structs whose layout
+// changed with HIP 6 have names of our own.
 #ifndef STAND_IN_HIP_API_H_
 #define STAND_IN_HIP_API_H_
 
@@ -28,6 +29,7 @@ enum hipError_t : unsigned {
 };
 enum hipDeviceAttribute_t : unsigned {
   hipDeviceAttributeComputeCapabilityMajor = 23,
+  hipDeviceAttributeComputeCapabilityMinor = 61,
   hipDeviceAttributeMultiprocessorCount = 63,
   hipDeviceAttributePciBusId = 67,
   hipDeviceAttributeUnifiedAddressing = 85,

@@ -1,8 +1,8 @@
-// The shared memory of one communicator: who has joined and whether they live, a ring of bytes for each directed pair of ranks, and a board for the
-// few agreements (split, shrink) that the ranks' host threads make.
+// The shared memory of one communicator: who has joined and whether they live, a ring of bytes for each directed pair
+// of ranks, and a board for the few agreements (split, shrink) that the ranks' host threads make.
 //
-// The memory is a memfd that the maker of the unique id holds and the others open through /proc; it has no name, so nothing is left behind
-// whoever is killed, and whenever.
+// The memory is a memfd that the maker of the unique id holds and the others open through /proc; it has no name, so
+// nothing is left behind whoever is killed, and whenever.
 #ifndef STAND_IN_REGION_H_
 #define STAND_IN_REGION_H_
 
@@ -37,7 +37,8 @@ struct alignas(64) Ring {
 
 enum class Presence : std::uint32_t { kAbsent = 0, kJoining, kJoined, kFailed, kDestroyed, kAborted };
 
-// One rank's part in an agreement. Two sets are used in turn, so that a fast rank does not overwrite what a slow one still reads.
+// One rank's part in an agreement. Two sets are used in turn, so that a fast rank does not overwrite what a slow one
+// still reads.
 struct Posting {
   std::atomic<std::uint64_t> round;      // the posting below is of this round
   std::atomic<std::uint64_t> published;  // the id below is of this round

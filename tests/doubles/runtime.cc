@@ -265,6 +265,24 @@ Status Runtime::release(const void* memory, MemoryKind kind) {
   return status;
 }
 
+Status Runtime::release_on(Stream& stream, const void* memory) {
+  if (memory == nullptr) return Status::kSuccess;
+  const auto base = reinterpret_cast<std::uintptr_t>(memory);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto entry = memory_.find(base);
+    if (entry == memory_.end() || entry->second.kind != MemoryKind::kDevice) return Status::kInvalidValue;
+  }
+  return enqueue(stream, [this, base] {
+    std::shared_ptr<void> owner;  // freed after the lock
+    const std::lock_guard lock(mutex_);
+    const auto entry = memory_.find(base);
+    if (entry == memory_.end()) return;
+    owner = std::move(entry->second.owner);
+    memory_.erase(entry);
+  });
+}
+
 Status Runtime::register_host(void* memory, std::size_t bytes, int device) {
   if (memory == nullptr || bytes == 0) return Status::kInvalidValue;
   const std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// The runtime that both vendors' stand-ins share: devices whose memory is host memory, streams that are worker threads with an in-order
-// queue, and events. cuda_driver.cc and hip.cc translate their vendor's calls into these.
+// The runtime that both vendors' stand-ins share: devices whose memory is host memory, streams that are worker threads
+// with an in-order queue, and events. cuda_driver.cc and hip.cc translate their vendor's calls into these.
 //
 // Environment (read once):
 //   FAKE_DEVICE_COUNT  devices that exist (8)
@@ -116,7 +116,8 @@ struct Allocation {
 
 enum class Compare { kGreaterEqual = 0, kEqual = 1, kAnd = 2, kNor = 3 };
 
-// Everything that a process has. Handles are pointers that are looked up before use, so a stale one is an error, not a crash.
+// Everything that a process has. Handles are pointers that are looked up before use, so a stale one is an error, not a
+// crash.
 class Runtime {
  public:
   Runtime();
@@ -132,6 +133,8 @@ class Runtime {
 
   Status allocate(int device, std::size_t bytes, MemoryKind kind, void** memory);
   Status release(const void* memory, MemoryKind kind);
+  // Freed once the stream's work so far is done.
+  Status release_on(Stream& stream, const void* memory);
   Status register_host(void* memory, std::size_t bytes, int device);
   Status unregister_host(const void* memory);
   bool find(const void* pointer, Allocation* found) const;

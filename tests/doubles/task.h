@@ -1,5 +1,6 @@
-// One operation while it runs: what it sends and receives, and what it computes when that is done. Every collective is one exchange of whole
-// contributions, followed by arithmetic in rank order on each rank that has a result: slow, and plain enough to be right.
+// One operation while it runs: what it sends and receives, and what it computes when that is done. Every collective is
+// one exchange of whole contributions, followed by arithmetic in rank order on each rank that has a result: slow, and
+// plain enough to be right.
 #ifndef STAND_IN_TASK_H_
 #define STAND_IN_TASK_H_
 
