@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 os.environ.setdefault("POLYCCL_CHECK", "1")
 
 BUILT_IN = "host"
+OPEN_ONECCL = "from polyccl import _native, backends; print(_native.Backend.load(str(backends.find('xccl'))).library_file)"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,3 +65,15 @@ def _installed() -> list[str]:
 
 def _is_installed(name: str) -> bool:
     return name == BUILT_IN or name in _installed()
+
+
+@pytest.fixture(scope="session")
+def oneccl(request: pytest.FixtureRequest) -> Path:
+    """oneCCL can be opened: the folder above that of its file. Where it cannot, tests are skipped, and fail under ``--backend xccl``."""
+    done = subprocess.run([sys.executable, "-c", OPEN_ONECCL], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode == 0:
+        return Path(done.stdout.strip()).parent.parent
+    reason = f"oneCCL is not here: {done.stderr.strip().splitlines()[-1]}"
+    if request.config.getoption("--backend") == "xccl":
+        pytest.fail(reason)
+    pytest.skip(reason)

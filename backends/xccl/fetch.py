@@ -51,7 +51,14 @@ PACKAGES = (
         {"lib/libccl.so.2": "lib", "lib/libccl_legacy_cpu.so": "lib"},
         sample=True,
     ),
-    Package("oneccl-cpu", "2022.2.0", "cc912935bd882b4328a569f70a475942e6e77994255775bde7de6452a982af54", 7, {"lib/libccl.so.1": "lib"}, sample=True),
+    Package(
+        "oneccl-cpu",
+        "2022.2.0",
+        "cc912935bd882b4328a569f70a475942e6e77994255775bde7de6452a982af54",
+        7,
+        {"lib/libccl.so.1": "lib"},
+        sample=True,
+    ),
     Package(
         "impi-rt",
         "2021.18.1",  # later ones bring no libfabric

@@ -224,18 +224,13 @@ void measure(Op& op, size_t word, int rank, int size) {
   }
 }
 
-// oneCCL knows no all_to_all in place. The copy is of host memory alone: on a device PolyCCL gives other memory.
-oneccl::Result all_to_all(const Api& api, const Op& op, oneccl::Comm comm) {
-  const void* input = op.c.input;
-  std::vector<std::byte> copy;
-  if (input == op.c.output && op.read != 0 && op.c.memory == POLYCCL_MEMORY_HOST) {
-    copy.assign(static_cast<const std::byte*>(input), static_cast<const std::byte*>(input) + op.read);
-    input = copy.data();
-  }
-  if (op.c.kind == POLYCCL_KIND_ALL_TO_ALL) {
-    return api.AllToAll(input, op.c.output, op.count, op.type, comm, op.c.stream);
-  }
-  return api.AllToAllV(input, op.sends.data(), op.c.output, op.receives.data(), op.type, comm, op.c.stream);
+// A copy of the input where oneCCL would not take it in place. Of host memory alone: on a device PolyCCL gives other
+// memory.
+const void* apart(const Op& op, std::vector<std::byte>& copy) {
+  const auto* input = static_cast<const std::byte*>(op.c.input);
+  if (op.c.input != op.c.output || op.read == 0 || op.c.memory != POLYCCL_MEMORY_HOST) return input;
+  copy.assign(input, input + op.read);
+  return copy.data();
 }
 
 oneccl::Result broadcast(const Api& api, const Op& op, oneccl::Comm comm, int rank) {
@@ -325,6 +320,7 @@ const char* function_of(uint32_t kind) {
 Result call(const Api& api, const Op& op, oneccl::Comm comm, int rank) {
   void* const input = const_cast<void*>(op.c.input);  // all but one signature say const, and none writes it
   void* const stream = op.c.stream;
+  std::vector<std::byte> copy;
   if (op.c.kind != POLYCCL_KIND_ALL_TO_ALL_V && op.count == 0) return oneccl::kSuccess;  // equal on all ranks
   switch (op.c.kind) {
     case POLYCCL_KIND_SEND:
@@ -342,9 +338,11 @@ Result call(const Api& api, const Op& op, oneccl::Comm comm, int rank) {
     case POLYCCL_KIND_REDUCE_SCATTER:
       return api.ReduceScatter(input, op.c.output, op.count, op.type, op.reduction, comm, stream);
     case POLYCCL_KIND_SCATTER:
-      return api.Scatter(input, op.c.output, op.count, op.type, op.c.peer, comm, stream);
+      return api.Scatter(apart(op, copy), op.c.output, op.count, op.type, op.c.peer, comm, stream);
+    case POLYCCL_KIND_ALL_TO_ALL:
+      return api.AllToAll(apart(op, copy), op.c.output, op.count, op.type, comm, stream);
     default:
-      return all_to_all(api, op, comm);
+      return api.AllToAllV(apart(op, copy), op.sends.data(), op.c.output, op.receives.data(), op.type, comm, stream);
   }
 }
 

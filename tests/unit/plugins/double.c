@@ -24,8 +24,8 @@
 #define HUGE_TABLE 10   /* a table that claims 1 MiB */
 #define GARBLED 11      /* its words are not UTF-8 */
 #define MISSING_LIBRARY 12
-/* May hang: an all_reduce ends once the first element of its output is 0, then fills that with 7; the creation does not end where the
- * store greets with "hang". */
+/* May hang: an all_reduce ends once the first element of its output is 0, then fills that with 7; the creation does not
+ * end where the store greets with "hang". */
 #define HANGS 13
 
 #ifndef VARIANT
