@@ -297,6 +297,7 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
   CheckedCall c;
   c.call.row = row;
   c.call.peer = a.peer;
+  c.call.tag = a.tag;
   c.call.reduction = row->reduces ? a.reduction : Reduction{POLYCCL_REDUCTION_NONE};
   if (row->kind == POLYCCL_KIND_BARRIER) {
     c.call.dtype = POLYCCL_DTYPE_UINT8;

@@ -84,11 +84,11 @@ CheckedCall checked(Communicator& comm, const Arguments& arguments) {
 
 std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb::handle output, Reduction reduction,
                             nb::handle factor, int peer, std::optional<std::vector<int64_t>> input_splits,
-                            std::optional<std::vector<int64_t>> output_splits, bool async, Seconds timeout,
-                            bool strict) {
+                            std::optional<std::vector<int64_t>> output_splits, bool async, Seconds timeout, bool strict,
+                            uint32_t tag) {
   const Deadline deadline = deadline_of(comm, timeout);
-  CheckedCall c =
-      checked(comm, {kind, input, output, reduction, factor, peer, std::move(input_splits), std::move(output_splits)});
+  CheckedCall c = checked(
+      comm, {kind, input, output, reduction, factor, peer, std::move(input_splits), std::move(output_splits), tag});
   c.call.deadline = deadline;
   c.call.strict = strict;
   std::shared_ptr<Work> work;
@@ -102,8 +102,8 @@ std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb:
   return done;
 }
 
-// A batch's operations: (sends, tensor, peer).
-using BatchItem = std::tuple<bool, nb::object, int>;
+// A batch's operations: (sends, tensor, peer, tag).
+using BatchItem = std::tuple<bool, nb::object, int, uint32_t>;
 
 std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchItem>& items, bool async,
                                   Seconds timeout) {
@@ -111,7 +111,7 @@ std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchIte
   if (items.empty()) throw Error(Code::kInvalidArgument, comm.where("batch") + ": there is nothing to issue");
   std::vector<Call> calls;
   Objects owners;
-  for (const auto& [sends, tensor, peer] : items) {
+  for (const auto& [sends, tensor, peer, tag] : items) {
     const nb::object none = nb::none();
     CheckedCall c = checked(comm, {sends ? Kind{POLYCCL_KIND_SEND} : Kind{POLYCCL_KIND_RECV},
                                    sends ? tensor : none,
@@ -120,7 +120,8 @@ std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchIte
                                    none,
                                    peer,
                                    {},
-                                   {}});
+                                   {},
+                                   tag});
     c.call.deadline = deadline;
     for (auto* side : {&c.inputs, &c.outputs}) {
       for (Tensor& t : *side) owners.push_back(t.owner);
@@ -342,6 +343,12 @@ void bind_work(nb::module_& m) {
       });
 }
 
+int find_sender(Communicator& comm, uint32_t tag, Seconds timeout) {
+  const Deadline deadline = deadline_of(comm, timeout);
+  nb::gil_scoped_release release;
+  return comm.find_sender(tag, deadline, signalled);
+}
+
 void finalize(Communicator& comm, Seconds timeout) {
   const Deadline deadline = deadline_of(comm, timeout);
   nb::gil_scoped_release release;
@@ -380,7 +387,9 @@ void bind_comm(nb::module_& m) {
   nb::class_<Communicator>(m, "Communicator", "What polyccl.Comm wraps: all ranks, islands and members are given.")
       .def("issue", &issue, "kind"_a, "input"_a.none(), "output"_a.none(), "reduction"_a, "factor"_a.none(), "peer"_a,
            "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a = nb::none(),
-           "strict"_a = false)
+           "strict"_a = false, "tag"_a = 0)
+      .def("find_sender", &find_sender, "tag"_a, "timeout"_a = nb::none(),
+           "Block until a message with this tag has come that no receive was issued for; the rank that sends it.")
       .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a = nb::none())
       .def("announce_refusal", &Communicator::announce_refusal, nb::call_guard<nb::gil_scoped_release>(),
            "Where calls are checked, tell the other ranks that this rank refused its call. Does not block.")

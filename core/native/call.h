@@ -33,6 +33,7 @@ struct Call {
   Dtype dtype = 0;
   Reduction reduction = 0;
   int peer = -1;       // root, or peer of send and recv
+  uint32_t tag = 0;    // of send and recv: messages of one pair and tag match in order
   uint64_t count = 0;  // elements of one block; of the longest that this rank knows, where ragged
   Side input, output;
   alignas(16) std::array<std::byte, 16> factor{};  // PREMUL_SUM: one element of dtype

@@ -24,9 +24,7 @@ Communicator::Communicator(CommunicatorConfig config)
     : config_(std::move(config)),
       timeout_ns_(config_.timeout_ns),
       payload_(config_.members.size()),
-      island_rank_(config_.members.size()),
-      sends_(config_.members.size()),
-      receives_(config_.members.size()) {
+      island_rank_(config_.members.size()) {
   for (const auto& island : config_.islands) {
     for (size_t i = 0; i < island.size(); ++i) island_rank_[static_cast<size_t>(island[i])] = static_cast<int>(i);
   }
@@ -462,8 +460,8 @@ std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> cal
     side.blocks.push_back(from.blocks[0]);
     side.counts.push_back(bytes);
     section.chunk = std::max(section.chunk, bytes);
-    auto& counter = (sends ? sends_ : receives_)[static_cast<size_t>(call.peer)];
-    e->tags.push_back({config_.group, ++counter, 0, 0, kMessageChannel});
+    auto& counter = (sends ? sends_ : receives_)[{call.peer, call.tag}];
+    e->tags.push_back({config_.group, ++counter, call.tag, 0, kMessageChannel});
   }
   for (Call& call : calls) {
     if (call.unstage) e->finish.push_back(std::move(call.unstage));
@@ -526,8 +524,15 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
     std::scoped_lock turn(issue_mutex_);
     require_usable(operation);
     if (config_.device) {
-      const bool by_library =
-          std::all_of(calls.begin(), calls.end(), [this](const Call& c) { return native_messages(c.dtype); });
+      // A library has no tags: tagged messages go over the link.
+      const auto library_has = [this](const Call& c) { return c.tag == 0 && native_messages(c.dtype); };
+      const bool by_library = std::all_of(calls.begin(), calls.end(), library_has);
+      const auto tagged = [](const Call& c) { return c.tag != 0; };
+      if (std::any_of(calls.begin(), calls.end(), tagged) && std::any_of(calls.begin(), calls.end(), library_has)) {
+        throw Error(Code::kUnsupportedOperation,
+                    where(operation) + ": messages with a tag and without cannot be in one batch on a device whose "
+                                       "library has messages, but no tags; issue them apart");
+      }
       if (by_library) return issue_library_messages(calls, async, keep, interrupted);
       if (auto ready = users_stream_reached(calls[0])) ready();
       stage_messages(calls);
@@ -554,6 +559,31 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
 }
 
 // ---- legs of a bridge's plans
+int Communicator::find_sender(uint32_t tag, Deadline deadline, const Interrupted& interrupted) {
+  const std::string operation = "recv from any rank";
+  if (config_.device && native_messages(POLYCCL_DTYPE_UINT8)) {
+    throw Error(Code::kUnsupportedOperation,
+                where(operation) + ": messages go by the device's library, which cannot tell; name the rank that sends");
+  }
+  require_usable(operation);
+  int found = -1;
+  const auto come = [&] {
+    std::scoped_lock turn(issue_mutex_);
+    for (int peer = 0; peer < size() && found < 0; ++peer) {
+      const auto received = receives_.find({peer, tag});
+      const uint64_t next = received == receives_.end() ? 1 : received->second + 1;
+      if (group_->has_come(peer, {config_.group, next, tag, 0, kMessageChannel})) found = peer;
+    }
+    return found >= 0 || failure() || finalized_;
+  };
+  const auto stop = [&] { return finalized_ || (interrupted && interrupted()); };
+  const bool in_time = Link::instance().wait(come, deadline, stop);
+  if (found >= 0) return found;
+  require_usable(operation);
+  if (in_time || !expired(deadline)) throw InterruptedWait();
+  throw Error(Code::kTimeout, where(operation) + ": nothing came with tag " + std::to_string(tag));
+}
+
 // ---------------------------------------------------------------------------------------------------
 
 void Communicator::local(Lane lane, const Call& call, const Interrupted& interrupted) {

@@ -75,6 +75,9 @@ class Communicator : private Legs {
   // is done, and throws its error; then the result may be null. One at a time: further threads wait their turn.
   std::shared_ptr<Work> issue(Call call, bool async, const Keep& keep, const Interrupted& interrupted);
 
+  // Wait for a message with this tag that no receive was issued for yet; the rank that sends it. It stays where it is.
+  int find_sender(uint32_t tag, Deadline deadline, const Interrupted& interrupted);
+
   // Sends and receives of a batch, together.
   std::shared_ptr<Work> issue_batch(std::vector<Call> calls, bool async, const Keep& keep,
                                     const Interrupted& interrupted);
@@ -174,7 +177,7 @@ class Communicator : private Legs {
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;
   uint64_t leg_messages_ = 0;
-  std::vector<uint64_t> sends_, receives_;  // point to point, by peer
+  std::map<std::pair<int, uint32_t>, uint64_t> sends_, receives_;  // point to point, by peer and tag
 
   std::mutex plans_mutex_;
   std::list<std::pair<Signature, std::shared_ptr<const Plan>>> plans_;  // most recent first

@@ -51,6 +51,8 @@ class Party {
   virtual void post_send(const std::shared_ptr<Request>& request) = 0;
   virtual void post_receive(const std::shared_ptr<Request>& request) = 0;
   // End all requests of a group with this error, and drop what has come for it.
+  // Whether a message has come, or is announced, that no receive was posted for.
+  virtual bool has_come(const Tag& tag) const = 0;
   virtual void cancel(uint64_t group, const Error& error) = 0;
 };
 
@@ -104,6 +106,7 @@ class Peer final : public Party, public Sink {
   void landed(const Frame& frame, Landing landing) override;
   void control(const Frame& frame, const std::string& text) override;
   void sent(const std::shared_ptr<Request>& request) override;
+  bool has_come(const Tag& tag) const override { return unexpected_.contains(tag) || wanted_.contains(tag); }
 
  private:
   void start_send(const std::shared_ptr<Request>& request);
@@ -167,3 +170,4 @@ class SelfParty final : public Party {
 };
 
 }  // namespace polyccl
+  bool has_come(const Tag& tag) const override { return unexpected_.contains(tag) || sends_.contains(tag); }

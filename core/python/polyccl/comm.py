@@ -106,16 +106,30 @@ class Comm:
 
     # ---- point to point -----------------------------------------------------------------------------------------------------
 
-    def send(self, tensor: Any, dst: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
-        """Send ``tensor`` to rank ``dst``; matched, in order, by that rank's `recv` of as many bytes.
+    def send(
+        self, tensor: Any, dst: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None, *, tag: int = 0
+    ) -> Work:
+        """Send ``tensor`` to rank ``dst``; matched, in order, by that rank's `recv` of as many bytes with this ``tag``.
 
-        Synchronous: blocks until the memory may be used again. Unequal sizes raise Mismatch on both ranks.
+        Synchronous: blocks until the memory may be used again. Unequal sizes raise Mismatch on both ranks. Messages of different
+        tags, 0 to 2^32 - 1, overtake each other.
         """
-        return self._issue(Kind.SEND, tensor, None, None, dst, async_op, hints, timeout)
+        return self._issue(Kind.SEND, tensor, None, None, dst, async_op, hints, timeout, tag=tag)
 
-    def recv(self, tensor: Any, src: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
-        """Receive into ``tensor`` what rank ``src`` sends. Blocks (unless asynchronous) until it is there."""
-        return self._issue(Kind.RECV, None, tensor, None, src, async_op, hints, timeout)
+    def recv(
+        self, tensor: Any, src: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None, *, tag: int = 0
+    ) -> Work:
+        """Receive into ``tensor`` what rank ``src`` sends with this ``tag``. Blocks (unless asynchronous) until it is there."""
+        return self._issue(Kind.RECV, None, tensor, None, src, async_op, hints, timeout, tag=tag)
+
+    def find_sender(self, tag: int = 0, timeout: Timeout = None) -> int:
+        """Block until a message with this ``tag`` has come that no `recv` was issued for, and tell the rank that sends it.
+
+        The message stays where it is: `recv` from that rank gets it. Raises UnsupportedOperation where a device's library carries
+        messages, CommTimeout where none comes; the communicator stays usable.
+        """
+        self._require_tag(tag)
+        return self._native.find_sender(tag, None if timeout is None else seconds(timeout))
 
     def batch_op_create(self) -> BatchSendRecv:
         """A batch of sends and receives that are issued together, so that their order among ranks cannot deadlock."""
@@ -371,7 +385,10 @@ class Comm:
         hints: Hints,
         timeout: Timeout,
         splits: tuple[Splits, Splits] = (None, None),
+        tag: int = 0,
     ) -> Work:
+        if tag:
+            self._require_tag(tag)
         try:
             strict = self._strict or bool(hints and is_strict(check_hints(hints, CALL_HINTS)))
             code, factor = (0, None) if op is None else _reduction(op)
@@ -380,7 +397,7 @@ class Comm:
             self._announce_refusal(kind)
             raise
         try:
-            work = self._native.issue(kind, input, output, code, factor, peer, *splits, async_op, limit, strict)
+            work = self._native.issue(kind, input, output, code, factor, peer, *splits, async_op, limit, strict, tag)
         except TypeError:
             self._announce_refusal(kind)
             raise InvalidArgument(
@@ -391,6 +408,10 @@ class Comm:
             self._end_process_after(error)
             raise
         return self._watched(work)
+
+    def _require_tag(self, tag: int) -> None:
+        if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < 2**32:
+            raise InvalidArgument(f"communicator '{self.get_name()}': a tag is an integer from 0 to 2^32 - 1, and not {tag!r}")
 
     def _watched(self, work: Work) -> Work:
         """A work whose failure ends the process, where that is wanted."""
@@ -432,16 +453,18 @@ class BatchSendRecv:
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        self.ops: list[tuple[bool, Any, int]] = []
-        """``(sends, tensor, peer)`` for each operation."""
+        self.ops: list[tuple[bool, Any, int, int]] = []
+        """``(sends, tensor, peer, tag)`` for each operation."""
 
-    def send(self, tensor: Any, dst: int) -> None:
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
         """Add a send to rank ``dst``."""
-        self.ops.append((True, tensor, dst))
+        self._comm._require_tag(tag)
+        self.ops.append((True, tensor, dst, tag))
 
-    def recv(self, tensor: Any, src: int) -> None:
+    def recv(self, tensor: Any, src: int, tag: int = 0) -> None:
         """Add a receive from rank ``src``."""
-        self.ops.append((False, tensor, src))
+        self._comm._require_tag(tag)
+        self.ops.append((False, tensor, src, tag))
 
     def issue(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Issue all of it. The work is done when every operation is. An empty batch raises InvalidArgument."""
