@@ -62,10 +62,8 @@ class LinkGroup {
 
   // Start to send or to receive. `memory` must stay valid until the request is done. Never blocks. What goes wrong
   // shows in the request.
-  virtual std::shared_ptr<LinkRequest> send(int peer, const Tag& tag, const void* memory, size_t bytes,
-                                            uint64_t fingerprint = 0) = 0;
-  virtual std::shared_ptr<LinkRequest> recv(int peer, const Tag& tag, void* memory, size_t bytes,
-                                            uint64_t fingerprint = 0) = 0;
+  virtual std::shared_ptr<LinkRequest> send(int peer, const Tag& tag, const void* memory, size_t bytes) = 0;
+  virtual std::shared_ptr<LinkRequest> recv(int peer, const Tag& tag, void* memory, size_t bytes) = 0;
 
   // Whether a message with this tag has come, or is announced, that no receive was posted for.
   virtual bool has_come(int peer, const Tag& tag) = 0;
