@@ -558,7 +558,6 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
   return nullptr;
 }
 
-// ---- legs of a bridge's plans
 int Communicator::find_sender(uint32_t tag, Deadline deadline, const Interrupted& interrupted) {
   const std::string operation = "recv from any rank";
   if (config_.device && native_messages(POLYCCL_DTYPE_UINT8)) {
@@ -584,6 +583,7 @@ int Communicator::find_sender(uint32_t tag, Deadline deadline, const Interrupted
   throw Error(Code::kTimeout, where(operation) + ": nothing came with tag " + std::to_string(tag));
 }
 
+// ---- legs of a bridge's plans
 // ---------------------------------------------------------------------------------------------------
 
 void Communicator::local(Lane lane, const Call& call, const Interrupted& interrupted) {

@@ -32,10 +32,10 @@ class GroupHandle final : public LinkGroup {
   std::shared_ptr<LinkRequest> recv(int peer, const Tag& tag, void* memory, size_t bytes) override {
     return engine_.post(group_, false, peer, tag, static_cast<std::byte*>(memory), bytes);
   }
+  bool has_come(int peer, const Tag& tag) override { return engine_.has_come(group_, peer, tag); }
   void fail(const Error& error, bool tell) override { engine_.fail(group_, error, tell); }
   std::optional<Error> failure() const override { return engine_.failure(group_); }
   void on_failure(std::function<void(const Error&)> callback) override {
-  bool has_come(int peer, const Tag& tag) override { return engine_.has_come(group_, peer, tag); }
     engine_.on_failure(group_, std::move(callback));
   }
   void on_late_mismatch(std::function<void(int, const Tag&, const Error&)> callback) override {
@@ -291,15 +291,15 @@ std::shared_ptr<LinkRequest> Engine::post(Group& group, bool sending, int peer, 
   return request;
 }
 
-void Engine::fail(Group& group, const Error& error, bool tell) {
-  Session session(*this);
-  fail_locked(group, error);
 bool Engine::has_come(const Group& group, int peer, const Tag& tag) {
   check_alive();
   const std::lock_guard lock(mutex_);
   return !group.failure && group.parties[static_cast<size_t>(peer)]->has_come(tag);
 }
 
+void Engine::fail(Group& group, const Error& error, bool tell) {
+  Session session(*this);
+  fail_locked(group, error);
   if (!tell || group.told) return;
   group.told = true;
   for (Peer* peer : group.peers) peer->tell_failure(group.id, *group.failure);

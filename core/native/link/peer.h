@@ -50,9 +50,9 @@ class Party {
   virtual ~Party() = default;
   virtual void post_send(const std::shared_ptr<Request>& request) = 0;
   virtual void post_receive(const std::shared_ptr<Request>& request) = 0;
-  // End all requests of a group with this error, and drop what has come for it.
   // Whether a message has come, or is announced, that no receive was posted for.
   virtual bool has_come(const Tag& tag) const = 0;
+  // End all requests of a group with this error, and drop what has come for it.
   virtual void cancel(uint64_t group, const Error& error) = 0;
 };
 
@@ -99,6 +99,7 @@ class Peer final : public Party, public Sink {
 
   void post_send(const std::shared_ptr<Request>& request) override;
   void post_receive(const std::shared_ptr<Request>& request) override;
+  bool has_come(const Tag& tag) const override { return unexpected_.contains(tag) || wanted_.contains(tag); }
   void cancel(uint64_t group, const Error& error) override;
 
   void credits(uint32_t slots, uint32_t bytes) override;
@@ -106,7 +107,6 @@ class Peer final : public Party, public Sink {
   void landed(const Frame& frame, Landing landing) override;
   void control(const Frame& frame, const std::string& text) override;
   void sent(const std::shared_ptr<Request>& request) override;
-  bool has_come(const Tag& tag) const override { return unexpected_.contains(tag) || wanted_.contains(tag); }
 
  private:
   void start_send(const std::shared_ptr<Request>& request);
@@ -156,6 +156,7 @@ class SelfParty final : public Party {
   SelfParty(Hub& hub, const ProcessId& self) : hub_(hub), self_(self) {}
   void post_send(const std::shared_ptr<Request>& request) override;
   void post_receive(const std::shared_ptr<Request>& request) override;
+  bool has_come(const Tag& tag) const override { return unexpected_.contains(tag) || sends_.contains(tag); }
   void cancel(uint64_t group, const Error& error) override;
 
  private:
@@ -170,4 +171,3 @@ class SelfParty final : public Party {
 };
 
 }  // namespace polyccl
-  bool has_come(const Tag& tag) const override { return unexpected_.contains(tag) || sends_.contains(tag); }
