@@ -29,7 +29,8 @@ PLUGINS = Path(__file__).parent / "plugins"
 FAMILY = ("nccl", "ncclx", "rccl", "rcclx")
 Cases = list[tuple[str, str | None]]  # a case's name, and its error
 
-pytestmark = [pytest.mark.backend(*FAMILY), pytest.mark.timeout(120)]
+# Building the stand-ins takes minutes, once: it is no part of a test's time.
+pytestmark = [pytest.mark.backend(*FAMILY), pytest.mark.timeout(120, func_only=True)]
 
 
 def plugin_of(backend: str) -> str:
