@@ -35,7 +35,10 @@ Communicator::Communicator(CommunicatorConfig config)
   executor_ = std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.device.get(), config_.group,
                                          size(), config_.window, trace_);
   // The link may not be blocked, and ending a library's calls may take a while.
-  group_->on_failure([this](const Error& error) { reaper_ = std::thread([this, error] { fail(error, true); }); });
+  group_->on_failure([this](const Error& error) {
+    std::scoped_lock lock(failure_mutex_);
+    if (!closing_) reaper_ = std::thread([this, error] { fail(error, true); });
+  });
   group_->on_late_mismatch([this](int, const Tag& tag, const Error& error) {
     // Whoever receives a user's message raises; the sender has returned long since. A plan's message breaks the
     // operation.
@@ -62,10 +65,14 @@ std::vector<int> Communicator::neighbours() const {
 Communicator::~Communicator() {
   finalized_ = true;
   if (!executor_->idle()) fail(Error(Code::kAborted, "the communicator was destroyed"), false);
+  {
+    std::scoped_lock lock(failure_mutex_);
+    closing_ = true;
+  }
+  if (reaper_.joinable()) reaper_.join();  // before what it uses goes
   executor_.reset();
   agreement_.reset();
   group_.reset();  // no callback comes after this
-  if (reaper_.joinable()) reaper_.join();
 }
 
 std::string Communicator::where(const std::string& operation) const {

@@ -187,6 +187,7 @@ class Communicator : private Legs {
   std::atomic<bool> broken_{false};
   std::optional<Error> failure_;
   std::atomic<bool> finalized_{false};
+  bool closing_ = false;  // no reaper any more
   std::thread reaper_;
 
   std::unique_ptr<Executor> executor_;  // last: its threads use all the rest
