@@ -134,11 +134,13 @@ class Pool:
                 try:
                     good, value = pipe.recv()  # type: ignore[union-attr]
                 except (EOFError, OSError):
-                    good, value = (True, None) if rank in lost else (False, "the process ended")
+                    self._processes[rank].join(5)
+                    ended = f"the process ended, exit code {self._processes[rank].exitcode}"
+                    good, value = (True, None) if rank in lost else (False, ended)
                 (results if good else failures)[rank] = value
         if failures:
             text = "\n".join(f"--- rank {rank}: {failures[rank]}" for rank in sorted(failures))
-            if any(value in ("no answer", "the process ended") for value in failures.values()):
+            if any(value.startswith(("no answer", "the process ended")) for value in failures.values()):
                 self.close()
             raise RankFailed(text)
         return [results[rank] for rank in ranks]
