@@ -327,6 +327,19 @@ def test_the_copy_that_the_process_has_mapped_is_preferred(stand_ins: StandIns, 
     assert found["file"] == str(mapped)
 
 
+def test_the_python_package_beside_the_plugin_is_found(stand_ins: StandIns, tmp_path: Path) -> None:
+    environment = stand_ins.environment("nccl")
+    packages = tmp_path / "lib/site-packages"
+    plugin, library = packages / "polyccl/backends/libpolyccl_nccl.so", packages / "nvidia/nccl/lib/libnccl.so.2"
+    for file, source in ((plugin, plugin_of("nccl")), (library, environment.pop("POLYCCL_NCCL_LIBRARY"))):
+        file.parent.mkdir(parents=True)
+        shutil.copy(source, file)
+    environment["LD_LIBRARY_PATH"] = str(Path(environment["POLYCCL_CUDA_LIBRARY"]).parent)
+    environment.pop("POLYCCL_CUDA_LIBRARY")
+    found = json.loads(run_python(LIBRARIES, environment, str(plugin)))["nccl"]
+    assert found["file"] == str(library)
+
+
 # -- the real libnccl, without a GPU ---------------------------------------------------------------------------------------------
 
 
