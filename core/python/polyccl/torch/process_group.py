@@ -10,49 +10,25 @@ return a `Work`, others block. Timeouts are the call's, else the group's. An err
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from ..comm import Comm
-from ..errors import InvalidArgument
-from ..reduce_op import ReduceOp
+from ..errors import InvalidArgument, UnsupportedOperation
 from . import sparse
+from .backend import Backend
+from .calls import Tensors, inner, listed, one, pairs, reduction, terms, uneven
+from .messages import AnySourceWork, FromAnyone, monitored_barrier
 from .options import Options
-from .tensors import Passage, one, uneven
+from .options import read as read_options
+from .tensors import Passage
 from .work import Work
-
-Tensors = Sequence[Tensor]
-
-_REDUCTIONS: dict[int, ReduceOp] = {
-    hash(c10d.ReduceOp.SUM): ReduceOp.SUM,
-    hash(c10d.ReduceOp.AVG): ReduceOp.AVG,
-    hash(c10d.ReduceOp.PRODUCT): ReduceOp.PRODUCT,
-    hash(c10d.ReduceOp.MIN): ReduceOp.MIN,
-    hash(c10d.ReduceOp.MAX): ReduceOp.MAX,
-    hash(c10d.ReduceOp.BAND): ReduceOp.BAND,
-    hash(c10d.ReduceOp.BOR): ReduceOp.BOR,
-    hash(c10d.ReduceOp.BXOR): ReduceOp.BXOR,
-}
-_PREMUL_SUM = hash(c10d.ReduceOp.PREMUL_SUM)
-
-
-def reduction(op: Any) -> ReduceOp:
-    """PolyCCL's reduction for one of c10d (or for PolyCCL's own)."""
-    if isinstance(op, ReduceOp):
-        return op
-    code = hash(op)  # of c10d's ReduceOp and RedOpType alike: the number
-    if code == _PREMUL_SUM:
-        return ReduceOp.PREMUL_SUM(op.__getstate__()[1])
-    try:
-        return _REDUCTIONS[code]
-    except KeyError:
-        raise InvalidArgument(f"{op!r} is no reduction; use dist.ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR") from None
 
 
 class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
@@ -78,6 +54,10 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._name = comm.get_name()
         self._desc = "undefined"
         self._sequence = 0
+        self._split_count = self._barriers = 0
+        self._ended = False
+        self._together: list[Work] | None = None  # between the start and the end of coalescing
+        self._anyone: dict[int, FromAnyone] = {}  # by tag: the newest receive from any rank
         self._backend = Backend(self)
         device = torch.device(comm.get_device().replace("hip", "cuda"))
         self._device = device
@@ -158,29 +138,34 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _passage(self) -> Passage:
         return Passage(self._device, self._on_host)
 
-    def _terms(self, opts: Any) -> tuple[bool, timedelta | None]:
+    def terms(self, opts: Any) -> tuple[bool, timedelta | None]:
         """Whether the call is asynchronous, and its timeout; None is the group's. Counts the call."""
         self._sequence += 1
         limit = opts.timeout
         return opts.asyncOp, None if limit.days < 0 else limit
 
     def _issued(self, parts: Sequence[Any], outputs: Any, passage: Passage, asynchronous: bool) -> Work:
-        work = Work(parts, outputs, passage.finish)
+        work = self._counted(Work(parts, outputs, passage.finish))
         if not asynchronous:
             work.wait()
+        return work
+
+    def _counted(self, work: Work) -> Work:
+        if self._together is not None:
+            self._together.append(work)
         return work
 
     # ---- all_reduce, broadcast, reduce, barrier -----------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
         """Reduce a tensor over all ranks, in place; also a sparse one, by SUM and on the caller's thread."""
-        tensors = _listed(tensors)
-        opts = _terms(c10d.AllreduceOptions, opts, timeout, reduceOp=op)
+        tensors = listed(tensors)
+        opts = terms(c10d.AllreduceOptions, opts, timeout, reduceOp=op)
         asynchronous, limit = self._terms(opts)
         tensor = one(tensors, "all_reduce")
         factor = reduction(opts.reduceOp)
         if tensor.is_contiguous() and tensor.is_cpu is self._on_host:
-            return Work((self._comm.all_reduce(tensor, factor, asynchronous, None, limit),), tensors)
+            return self._counted(Work((self._comm.all_reduce(tensor, factor, asynchronous, None, limit),), tensors))
         if tensor.layout is torch.sparse_coo:
             sparse.all_reduce(self._comm, tensor, factor, limit)
             return Work((), tensors)
@@ -198,8 +183,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Work:
         """Copy the root's tensor into the others'."""
-        tensors = _listed(tensors)
-        opts = _terms(c10d.BroadcastOptions, opts, timeout, rootRank=root)
+        tensors = listed(tensors)
+        opts = terms(c10d.BroadcastOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
         tensor, passage = one(tensors, "broadcast"), self._passage()
         part = self._comm.broadcast(passage.both(tensor), opts.rootRank, asynchronous, None, limit)
@@ -207,8 +192,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Work:
         """Reduce into the root's tensor; the others' stay as they are."""
-        tensors = _listed(tensors)
-        opts = _terms(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
+        tensors = listed(tensors)
+        opts = terms(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
         asynchronous, limit = self._terms(opts)
         tensor, passage = one(tensors, "reduce"), self._passage()
         taken = passage.both(tensor) if opts.rootRank == self.rank() else passage.input(tensor)
@@ -217,15 +202,15 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until all ranks are here. Blocks the host, at once or in the work's ``wait``."""
-        asynchronous, limit = self._terms(_terms(c10d.BarrierOptions, opts, timeout))
-        return Work((self._comm.barrier(asynchronous, None, limit),), [], on_host=True)
+        asynchronous, limit = self._terms(terms(c10d.BarrierOptions, opts, timeout))
+        return self._counted(Work((self._comm.barrier(asynchronous, None, limit),), [], on_host=True))
 
     # ---- gathering ----------------------------------------------------------------------------------------------------------
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Gather every rank's tensor into a list; lengths may differ by rank, then alike in all lists."""
-        outputs, tensor = _inner(output_tensors, "all_gather"), one(_listed(input_tensors), "all_gather")
-        asynchronous, limit = self._terms(_terms(c10d.AllgatherOptions, opts, timeout))
+        outputs, tensor = inner(output_tensors, "all_gather"), one(listed(input_tensors), "all_gather")
+        asynchronous, limit = self._terms(terms(c10d.AllgatherOptions, opts, timeout))
         passage = self._passage()
         part = self._all_gather(outputs, tensor, passage, asynchronous, limit)
         return self._issued([part], output_tensors, passage, asynchronous)
@@ -263,7 +248,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         passage = self._passage()
         parts = [
             self._comm.all_gather_single(passage.output(output), passage.input(input), True, None, limit)
-            for output, input in _pairs(outputs, inputs, "all_gather_single_coalesced")
+            for output, input in pairs(outputs, inputs, "all_gather_single_coalesced")
         ]
         return self._issued(parts, outputs, passage, asynchronous)
 
@@ -279,12 +264,12 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         root: Any = None,
     ) -> Work:
         """Gather every rank's tensor into a list of the root's."""
-        tensor = one(_listed(input_tensors), "gather")
-        opts = _terms(c10d.GatherOptions, opts, timeout, rootRank=root)
+        tensor = one(listed(input_tensors), "gather")
+        opts = terms(c10d.GatherOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
         passage, outputs = self._passage(), []
         if opts.rootRank == self.rank():
-            outputs = passage.outputs(_inner(output_tensors, "gather"))
+            outputs = passage.outputs(inner(output_tensors, "gather"))
         part = self._comm.gather(outputs, passage.input(tensor), opts.rootRank, asynchronous, None, limit)
         return self._issued([part], output_tensors, passage, asynchronous)
 
@@ -300,12 +285,12 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         root: Any = None,
     ) -> Work:
         """Give each rank its entry of the root's list."""
-        outputs = _listed(output_tensors)
-        opts = _terms(c10d.ScatterOptions, opts, timeout, rootRank=root)
+        outputs = listed(output_tensors)
+        opts = terms(c10d.ScatterOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
         passage, inputs = self._passage(), []
         if opts.rootRank == self.rank():
-            inputs = passage.inputs(_inner(input_tensors, "scatter"))
+            inputs = passage.inputs(inner(input_tensors, "scatter"))
         output = passage.output(one(outputs, "scatter"))
         part = self._comm.scatter(output, inputs, opts.rootRank, asynchronous, None, limit)
         return self._issued([part], outputs, passage, asynchronous)
@@ -320,8 +305,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         op: Any = None,
     ) -> Work:
         """Reduce entry r of all ranks' lists into rank r's tensor; lengths may differ by entry."""
-        outputs, inputs = _listed(output_tensors), _inner(input_tensors, "reduce_scatter")
-        opts = _terms(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
+        outputs, inputs = listed(output_tensors), inner(input_tensors, "reduce_scatter")
+        opts = terms(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
         asynchronous, limit = self._terms(opts)
         passage = self._passage()
         scatter = self._comm.reduce_scatter_v if uneven(inputs) else self._comm.reduce_scatter
@@ -346,7 +331,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         passage, op = self._passage(), reduction(opts.reduceOp)
         parts = [
             self._comm.reduce_scatter_single(passage.output(output), passage.input(input), op, True, None, limit)
-            for output, input in _pairs(outputs, inputs, "reduce_scatter_single_coalesced")
+            for output, input in pairs(outputs, inputs, "reduce_scatter_single_coalesced")
         ]
         return self._issued(parts, outputs, passage, asynchronous)
 
@@ -356,7 +341,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Send entry r to rank r, and receive entry r from it; lengths may differ by pair of ranks."""
-        asynchronous, limit = self._terms(_terms(c10d.AllToAllOptions, opts, timeout))
+        asynchronous, limit = self._terms(terms(c10d.AllToAllOptions, opts, timeout))
         passage = self._passage()
         outputs, inputs = passage.outputs(output_tensors), passage.inputs(input_tensors)
         part = self._comm.all_to_all(outputs, inputs, asynchronous, None, limit)
@@ -372,7 +357,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         timeout: timedelta | None = None,
     ) -> Work:
         """Send part r to rank r, and receive part r from it; parts are rows, equally many where no splits are given."""
-        asynchronous, limit = self._terms(_terms(c10d.AllToAllOptions, opts, timeout))
+        asynchronous, limit = self._terms(terms(c10d.AllToAllOptions, opts, timeout))
         passage = self._passage()
         target, source = passage.output(output), passage.input(input)
         if not output_split_sizes and not input_split_sizes:
@@ -398,96 +383,104 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send to a rank of the group; its `recv` with this tag gets it, in order."""
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         tensor, passage = one(tensors, "send"), self._passage()
-        return Work([self._comm.send(passage.input(tensor), dst, True)], tensors)
+        return self._counted(Work((self._comm.send(passage.input(tensor), dst, True, tag=tag),), tensors))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive what a rank of the group sends with this tag."""
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         tensor, passage = one(tensors, "recv"), self._passage()
-        return Work([self._comm.recv(passage.output(tensor), src, True)], tensors, passage.finish, source=src)
+        part = self._comm.recv(passage.output(tensor), src, True, tag=tag)
+        return self._counted(Work((part,), tensors, passage.finish, source=src))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive from whichever rank sends first with this tag; `Work.source_rank` tells which.
+
+        A receive with the same tag from a rank by name must not be issued before this one has its message. Raises
+        UnsupportedOperation, at ``wait``, where a device's library carries messages.
+        """
+        tensors = listed(tensors)
+        tensor, passage = one(tensors, "recv"), self._passage()
+        part = FromAnyone(self._comm, passage.output(tensor), tag, self._anyone.get(tag))
+        self._anyone[tag] = part
+        return self._counted(AnySourceWork((cast(Any, part),), tensors, passage.finish))
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until all ranks are here, else raise CommTimeout with those that are not; breaks nothing. Goes by the store."""
+        limit = timedelta(seconds=self._comm.get_options().timeout) if timeout is None else timeout
+        monitored_barrier(self, limit, wait_all_ranks)
+
+    # ---- several calls as one -----------------------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        """One work for all calls since `_start_coalescing`. They were issued as they came: none waits for another."""
+        works, self._together = self._together or [], None
+        parts = [part for work in works for part in work._parts]
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        return Work(parts, [work.result() for work in works], finish)
 
     # ---- its life -----------------------------------------------------------------------------------------------------------
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> ProcessGroup | None:
+        """A group of some of this one's ranks, given as ranks in this group; None where this rank is not among them.
+
+        Collective over this group. The new group inherits timeout and options; ``opts`` may change hints, and nothing else.
+        """
+        options = read_options(opts, self._options)
+        if replace(options, hints=self._options.hints) != self._options:
+            raise UnsupportedOperation("split_group: only the hints of a group can be changed; make a new_group for other options")
+        name = group_name or f"{self._name}:split:{self._split_count}"
+        self._split_count += 1
+        members = list(new_ranks) if self.rank() in new_ranks else []
+        comm = self._comm.split(members, f"group {name}", options.hints, timeout)
+        if comm is None:
+            return None
+        kinds = [device.type for device in device_types or self._types]
+        group = ProcessGroup(comm, c10d.PrefixStore(f"{name}/", self._store) if self._store else None, options, kinds)
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or f"{self._desc}:split")
+        return group
+
+    def merge_remote_group(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Not supported: raises UnsupportedOperation."""
+        raise UnsupportedOperation("merge_remote_group: not supported by this version of PolyCCL; make a new group")
+
+    def shrink(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Not supported: raises UnsupportedOperation."""
+        raise UnsupportedOperation("shrink: not supported by this version of PolyCCL; make a new group of the ranks that are left")
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The timeout of calls from now on that give none."""
         self._comm.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
 
     def abort(self) -> None:
         """End what is under way, here and on the other ranks, in bounded time. The group cannot be used any more."""
         self._comm.abort()
 
     def shutdown(self) -> None:
-        """Wait for what was issued, and end."""
-        if not self._comm.is_aborted():
-            self._comm.finalize()
+        """Wait for what was issued, at most ten seconds, and end. May be called again."""
+        if not self._ended:
+            self._ended = True
+            if not self._comm.is_aborted():
+                self._comm.finalize(10)
 
 
-class Backend:
-    """What torch asks of "the backend for a device": the group itself, seen from there."""
-
-    supports_splitting = True
-    supports_coalescing = True
-    supports_shrinking = False
-    supports_time_estimate = False
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = weakref.ref(group)
-
-    def __getattr__(self, name: str) -> Any:
-        group = self._group()
-        if group is None or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(group, name)
-
-    @property
-    def options(self) -> Options:
-        """The options of the group."""
-        return cast(Options, self.__getattr__("_options"))
-
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether the backend allocates tensors itself: no."""
-        return False
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        """Groups are connected when they are made."""
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Ranks outside a new group have nothing to do."""
-
-
-def _listed(tensors: Any) -> Any:
-    return [tensors] if isinstance(tensors, Tensor) else tensors
-
-
-def _inner(lists: Any, what: str) -> Tensors:
-    """The list of tensors in c10d's list of such lists, or the list itself."""
-    tensors: Tensors = lists if lists and isinstance(lists[0], Tensor) else one(lists, what)
-    return tensors
-
-
-def _pairs(outputs: Tensors, inputs: Tensors, what: str) -> Iterable[tuple[Tensor, Tensor]]:
-    if len(outputs) != len(inputs):
-        raise InvalidArgument(f"{what}: {len(outputs)} outputs and {len(inputs)} inputs; one of each is wanted for every call")
-    return zip(outputs, inputs, strict=True)
-
-
-def _terms(kind: type[Any], given: Any, timeout: timedelta | None, **fields: Any) -> Any:
-    """c10d's options object: the one given, or one with the fields of the shorter calls, whose first stands in ``given``."""
-    if isinstance(given, kind):
-        return given
-    opts = kind()
-    for name, value in fields.items():
-        value = given if value is None else value
-        given = None
-        if value is not None:
-            setattr(opts, name, value)
-    if isinstance(given, timedelta):
-        timeout = given
-    if timeout is not None:
-        opts.timeout = timeout
-    return opts
-
-
-__all__ = ["Backend", "ProcessGroup", "reduction"]
+__all__ = ["Backend", "ProcessGroup"]

@@ -8,7 +8,6 @@ shapes agree. Inputs are never changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -74,18 +73,6 @@ class Passage:
         return plain.clone(memory_format=torch.contiguous_format) if not plain.is_contiguous() else plain
 
 
-def one(tensors: Sequence[Any], what: str) -> Any:
-    """The only entry of a list that c10d made for several devices per process."""
-    if len(tensors) != 1:
-        raise InvalidArgument(f"{what}: one tensor is wanted, and {len(tensors)} were given; the coalesced forms take any number")
-    return tensors[0]
-
-
-def uneven(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the tensors differ in their numbers of elements."""
-    return len({tensor.numel() for tensor in tensors}) > 1
-
-
 def _is_elsewhere(tensor: torch.Tensor, on_host: bool) -> bool:
     return tensor.is_cpu is not on_host and not tensor.is_meta
 
@@ -97,4 +84,4 @@ def _require_dense(tensor: torch.Tensor) -> None:
         )
 
 
-__all__ = ["Passage", "one", "uneven"]
+__all__ = ["Passage"]

@@ -1,0 +1,144 @@
+"""Messages from whoever sends first, and the barrier that names who is missing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import store as stores
+from ..errors import CommError, CommTimeout
+from .work import Work
+
+if TYPE_CHECKING:
+    from .._native import Work as NativeWork
+    from ..comm import Comm
+    from .process_group import ProcessGroup
+
+
+class FromAnyone:
+    """A receive whose sender is not known yet; looks like a work of the communicator. A thread of its own waits for a message."""
+
+    def __init__(self, comm: Comm, tensor: torch.Tensor, tag: int, after: FromAnyone | None) -> None:
+        self.source = -1
+        self._comm, self._tensor, self._tag, self._after = comm, tensor, tag, after
+        self._work: NativeWork | None = None
+        self._error: CommError | None = None
+        self._matched = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        threading.Thread(target=self._match, name="polyccl-any-source", daemon=True).start()
+
+    def _match(self) -> None:
+        try:
+            if self._after is not None:  # receives of one tag match in the order of their calls
+                self._after._matched.wait()
+                self._after = None
+            self.source = self._comm.find_sender(self._tag)
+            self._work = self._comm.recv(self._tensor, self.source, True, tag=self._tag)
+        except CommError as error:
+            self._error = error
+        with self._lock:
+            self._matched.set()
+        for callback in self._callbacks:
+            self._when_received(callback)
+
+    def _when_received(self, callback: Callable[[], None]) -> None:
+        if self._work is None:
+            callback()
+        else:
+            self._work.add_done_callback(callback)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """As the native work's."""
+        began = time.monotonic()
+        if not self._matched.wait(timeout):
+            raise CommTimeout(f"recv from any rank on communicator '{self._comm.get_name()}': nothing came within {timeout} s")
+        if self._error is not None:
+            raise self._error
+        if self._work is not None:
+            self._work.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
+
+    def wait_blocking(self) -> None:
+        """As the native work's."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """As the native work's."""
+        return self._matched.is_set() and (self._work is None or self._work.is_completed())
+
+    def exception(self) -> CommError | None:
+        """As the native work's."""
+        return self._error or (self._work.exception() if self._work is not None else None)
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """As the native work's."""
+        with self._lock:
+            if not self._matched.is_set():
+                self._callbacks.append(callback)
+                return
+        self._when_received(callback)
+
+
+class AnySourceWork(Work):
+    """A `Work` that learns its source rank."""
+
+    def source_rank(self) -> int:
+        """The rank in the group that the message came from; waits for it."""
+        part: Any = self._parts[0]
+        part._matched.wait()
+        return int(part.source)
+
+
+def monitored_barrier(group: ProcessGroup, timeout: timedelta, wait_all_ranks: bool) -> None:
+    """Wait until all ranks are here, by way of the group's store; tells which are not, and breaks nothing.
+
+    Rank 0 waits for every other rank and then lets them go. Raises CommTimeout: on rank 0 with the first rank that did not come,
+    or with all of them where ``wait_all_ranks`` is set; on the others with what rank 0 says, or that it does not answer.
+    """
+    store = stores.wrap(group.get_group_store())
+    rank, size, limit = group.rank(), group.size(), timeout.total_seconds()
+    group._barriers += 1
+    prefix = f"monitored_barrier/{group._barriers}"
+    if rank != 0:
+        store.set(f"{prefix}/{rank}", b"here")
+        _wait_for_verdict(store, prefix, group, limit)
+        return
+    missing = _missing(store, prefix, size, limit, wait_all_ranks)
+    milliseconds = int(limit * 1000)
+    text = (
+        f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} failed to pass monitoredBarrier in {milliseconds} ms"
+    )
+    store.set(f"{prefix}/verdict", text.encode() if missing else b"")
+    if missing:
+        raise CommTimeout(f"{text} (group '{group.group_name}')")
+
+
+def _missing(store: stores.Store, prefix: str, size: int, limit: float, wait_all_ranks: bool) -> Sequence[int]:
+    end, missing = time.monotonic() + limit, []
+    for other in range(1, size):
+        try:
+            store.get(f"{prefix}/{other}", max(0.0, end - time.monotonic()), f"rank {other}")
+        except CommTimeout:
+            missing.append(other)
+            if not wait_all_ranks:
+                break
+    return missing
+
+
+def _wait_for_verdict(store: stores.Store, prefix: str, group: ProcessGroup, limit: float) -> None:
+    where = f"Rank {group.rank()} successfully reached monitoredBarrier of group '{group.group_name}', but"
+    try:
+        # Rank 0 may have begun to wait later than this rank, and needs its own time.
+        verdict = store.get(f"{prefix}/verdict", 2 * limit, "rank 0").decode()
+    except CommTimeout:
+        raise CommTimeout(f"{where} rank 0 did not answer within {2 * limit} s; check rank 0") from None
+    if verdict:
+        raise CommTimeout(f"{where} rank 0 says: {verdict}")
+
+
+__all__ = ["AnySourceWork", "FromAnyone", "monitored_barrier"]
