@@ -6,7 +6,6 @@
 #include "comm.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -21,7 +20,7 @@ namespace {
 constexpr const char* kIdKey = "unique_id";
 constexpr int64_t kAbortBound = 10 * kSecond;     // of the library's own abort
 constexpr int64_t kFinalizeBound = 20 * kSecond;  // of an orderly end
-constexpr auto kLockBound = std::chrono::seconds(2);
+constexpr int64_t kLockBound = 2 * kSecond;       // of a call that is in the library
 constexpr size_t kPadBytes = 64;
 
 // What rank 0 tells the others: 'I', its library's version and the id; or 'E' and why there is none.
@@ -276,7 +275,9 @@ void Comm::abort() {
   aborted_.store(true, std::memory_order_release);
   std::unique_lock lock(calls_, std::defer_lock);
   // The library's own abort may run beside a call that hangs in it, and wakes it.
-  (void)lock.try_lock_for(kLockBound);
+  const int64_t bound = now_ns() + kLockBound;
+  for (Pause pause; !lock.try_lock() && now_ns() < bound; pause()) {
+  }
   const Handle handle = handle_;
   if (lock.owns_lock()) handle_ = nullptr;
   if (handle != nullptr && !abort_started_.exchange(true)) abort_bounded(handle);

@@ -61,7 +61,7 @@ class Comm {
   int rank_, size_, device_;
   std::string name_;
   void* pad_ = nullptr;
-  std::timed_mutex calls_;  // held while the library is in a call on handle_
+  std::mutex calls_;  // held while the library is in a call on handle_
   std::atomic<Handle> handle_{nullptr};
   std::atomic<bool> aborted_{false}, abort_started_{false};
   mutable std::mutex error_mutex_;
