@@ -218,7 +218,8 @@ def test_the_default_timeout_is_that_of_creation(jobs: SharedPool, directory: st
 # ---- a process that is to end with its communicator --------------------------------------------------------------------
 
 SCRIPT = """
-import sys
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it is to end by SIGABRT
 import numpy as np
 import polyccl
 from polyccl.store import FileStore
