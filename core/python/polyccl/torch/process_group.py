@@ -138,7 +138,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _passage(self) -> Passage:
         return Passage(self._device, self._on_host)
 
-    def terms(self, opts: Any) -> tuple[bool, timedelta | None]:
+    def _terms(self, opts: Any) -> tuple[bool, timedelta | None]:
         """Whether the call is asynchronous, and its timeout; None is the group's. Counts the call."""
         self._sequence += 1
         limit = opts.timeout
