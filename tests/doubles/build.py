@@ -12,12 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
 CACHE = SOURCES.parents[1] / ".cache" / "doubles"
 BUILD_SECONDS = 600
+KEPT_SECONDS = 24 * 3600
 
 
 class CannotBuild(RuntimeError):
@@ -108,9 +110,9 @@ def build(sanitizer: str = "") -> Doubles:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may ask at once
         if not (folder / "complete").exists():
-            for old in CACHE.glob(f"*{name[16:]}"):
-                if old.is_dir() and len(old.name) == len(name):
-                    shutil.rmtree(old)
+            for old in CACHE.iterdir():  # what nobody can still be running on
+                if old.is_dir() and time.time() - old.stat().st_mtime > KEPT_SECONDS:
+                    shutil.rmtree(old, ignore_errors=True)
             generator = ["-G", "Ninja"] if shutil.which("ninja") else []
             _run(["cmake", *generator, "-S", str(SOURCES), "-B", str(folder), f"-DSTAND_IN_SANITIZER={sanitizer}"])
             _run(["cmake", "--build", str(folder), "-j", str(min(4, os.cpu_count() or 1))])

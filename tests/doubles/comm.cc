@@ -249,7 +249,8 @@ void ncclComm::run(const std::vector<Operation>& operations, std::uint64_t ticke
   if (runs) {
     std::vector<stand_in::Task> tasks;
     tasks.reserve(operations.size());
-    stand_in::Exchange exchange(*region, stand_in::environment("FAKE_CCL_EAGER", 0) != 0);
+    static const bool eager = stand_in::environment("FAKE_CCL_EAGER", 0) != 0;
+    stand_in::Exchange exchange(*region, eager);
     for (const Operation& operation : operations) tasks.emplace_back(operation, rank, ranks).prepare(exchange);
     failure = exchange.run([this] { return cancelled(); });
     if (!failure) {
@@ -262,8 +263,7 @@ void ncclComm::run(const std::vector<Operation>& operations, std::uint64_t ticke
   changed_.notify_all();
   if (broken()) {
     // A kernel whose communicator has failed does not end: the stream stands still until someone aborts.
-    const std::chrono::seconds limit(stand_in::environment("FAKE_CCL_WATCHDOG_S", 60));
-    changed_.wait_for(lock, limit, [this] { return stop(); });
+    changed_.wait_for(lock, stand_in::watchdog(), [this] { return stop(); });
   }
   completed_ = std::max(completed_, ticket + 1);
   changed_.notify_all();
@@ -292,6 +292,11 @@ void ncclComm::give_up() {
 }
 
 void ncclComm::destroy() {
+  {
+    // What a non-blocking call has still to enqueue comes first.
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return state_ != ncclInProgress || cancelled(); });
+  }
   drain();
   closing_ = true;
   const std::lock_guard lock(mutex_);

@@ -414,6 +414,41 @@ void host_functions_must_not_call_the_runtime(Rank& r) {
   CHECK(probe.result == kNotPermitted[v.hip ? 1 : 0]);
 }
 
+void a_forked_child_has_no_runtime(Rank& r) {
+  const pid_t child = fork();
+  if (child == 0) _exit(r.vendor.synchronize(r.stream) == 3 ? 0 : 1);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+void two_ranks_on_one_device_are_refused(Rank& r) {
+  UniqueId id{};
+  r.fetch_id(&id);
+  r.vendor.use_device(0);
+  CHECK(r.vendor.nccl("ncclCommInitRank", &r.comm, r.ranks, id, r.rank) == kInvalidUsage);
+  CHECK(r.vendor.last_error().find("Duplicate GPU") != std::string::npos);
+}
+
+// The order of a communicator's calls holds over streams even where the later stream is free and the earlier is not.
+void calls_on_two_streams_keep_their_order(Rank& r) {
+  r.join();
+  const Vendor& v = r.vendor;
+  float* first = r.filled(10, 1);
+  float* second = r.filled(10, 5);
+  Handle other = v.stream();
+  Handle done = v.event();
+  Gate gate;
+  CHECK(v.host_function(r.stream, Gate::wait, &gate) == 0);
+  CHECK(v.all_reduce(first, first, 10, r.comm, r.stream) == 0);
+  CHECK(v.all_reduce(second, second, 10, r.comm, other) == 0);
+  CHECK(v.record(done, other) == 0);
+  CHECK(!within(milliseconds(50), [&] { return v.query(done) == 0; }));
+  gate.open = true;
+  CHECK(r.holds(first, 10, 2));
+  CHECK(v.synchronize(other) == 0);
+  CHECK(r.holds(second, 10, 10));
+}
+
 struct ConfigPrefix {
   std::size_t size = 48;
   unsigned magic = 0xcafebeef;
@@ -569,6 +604,9 @@ const std::map<std::string, Scenario>& scenarios() {
       {"abort", {an_abort_is_told_to_the_peers}},
       {"flags", {streams_wait_for_and_write_flags, 1}},
       {"host_function", {host_functions_must_not_call_the_runtime, 1}},
+      {"fork", {a_forked_child_has_no_runtime, 1}},
+      {"shared_device", {two_ranks_on_one_device_are_refused}},
+      {"two_streams", {calls_on_two_streams_keep_their_order}},
       {"non_blocking", {non_blocking_calls_are_in_progress_until_they_are_polled}},
       {"abort_init", {an_abort_ends_an_initialization}},
       {"shrink", {survivors_shrink_the_communicator, 3, 1}},

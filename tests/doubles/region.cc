@@ -97,8 +97,12 @@ std::size_t Ring::pull(std::byte* to, std::size_t n) {
   return count;
 }
 
-Patience::Patience()
-    : since_(std::chrono::steady_clock::now()), looked_(since_), limit_(environment("FAKE_CCL_WATCHDOG_S", 60)) {}
+std::chrono::seconds watchdog() {
+  static const std::chrono::seconds limit(environment("FAKE_CCL_WATCHDOG_S", 60));
+  return limit;
+}
+
+Patience::Patience() : since_(std::chrono::steady_clock::now()), looked_(since_), limit_(watchdog()) {}
 
 void Patience::progressed() {
   turns_ = 0;
@@ -182,6 +186,7 @@ Failure Region::join(const ncclUniqueId& id, int ranks, int rank, int device, co
     return failure;
   }
   let_go(parts.secret);
+  if (Failure failure = made->check_devices()) return failure;
   *region = std::move(made);
   return {};
 }
@@ -236,6 +241,17 @@ Failure Region::wait_for_all(int maker, const std::function<bool()>& cancelled) 
   }
   if (maker_handle >= 0) close(maker_handle);
   return failure;
+}
+
+// NCCL before 2.30 has no two ranks on one device; later versions only where they are told to.
+Failure Region::check_devices() const {
+  if (environment("FAKE_CCL_REFUSE_SHARED_GPU", 0) == 0) return {};
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (peer == rank || slot(peer).device != slot(rank).device) continue;
+    return {ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
+                                  std::to_string(peer) + " both on device " + std::to_string(slot(rank).device)};
+  }
+  return {};
 }
 
 Slot& Region::slot(int of) const { return reinterpret_cast<Slot*>(static_cast<std::byte*>(memory_) + 4096)[of]; }

@@ -55,7 +55,10 @@ struct alignas(64) Slot {
   Posting postings[2][2];  // by board, then by parity of the round
 };
 
-// Waits: a little spinning, then short sleeps; tells when nothing has moved for FAKE_CCL_WATCHDOG_S seconds (60).
+// FAKE_CCL_WATCHDOG_S: after so long without progress an operation has failed.
+std::chrono::seconds watchdog();
+
+// Waits: a little spinning, then short sleeps; tells when nothing has moved until the watchdog's time is up.
 class Patience {
  public:
   Patience();
@@ -115,6 +118,7 @@ class Region {
   Slot& slot(int rank) const;
   Posting& posting(Board board, int rank) const;
   Failure enter(int device);
+  Failure check_devices() const;
   Failure wait_for_all(int maker, const std::function<bool()>& cancelled);
   int process_handle(int rank);
 
