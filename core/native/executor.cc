@@ -459,9 +459,26 @@ void Executor::run_steps(Iteration& it, Lane lane) {
   flush();
 }
 
-// A plan of messages only, on a library that has send and recv: step by step, in fused groups.
+// A plan of messages, on a library that has send and recv: whatever else is ready comes first, then all messages that are, as one
+// fused group. So the groups of two ranks that exchange meet, in whatever order their plans list the steps.
 void Executor::run_grouped(Iteration& it) {
-  for (int lane = 0; lane < kLanes; ++lane) run_steps(it, static_cast<Lane>(lane));
+  const auto& steps = it.section->steps;
+  while (it.left != 0) {
+    std::vector<uint32_t> group;
+    bool moved = false;
+    for (uint32_t i = 0; i < steps.size(); ++i) {
+      if (it.done[i] || !it.ready(steps[i])) continue;
+      if (is_message(steps[i])) {
+        group.push_back(i);
+      } else {
+        run_step(it, steps[i], steps[i].lane);
+        mark(it, i);
+        moved = true;
+      }
+    }
+    // What ran may have made more messages ready: they belong to the same group.
+    if (!moved) run_group(it, Lane::kCross, group);
+  }
 }
 
 void Executor::drive(CrossLane& cross, const Interrupted& interrupted) {
