@@ -111,7 +111,8 @@ class Comm:
     ) -> Work:
         """Send ``tensor`` to rank ``dst``; matched, in order, by that rank's `recv` of as many bytes with this ``tag``.
 
-        Synchronous: blocks until the memory may be used again. Unequal sizes raise Mismatch on both ranks. Messages of different
+        Synchronous: blocks until the memory may be used again. Unequal sizes raise Mismatch on the receiver, and on the sender
+        too where the message is longer than 64 KiB: a shorter one is on its way before sizes are compared. Messages of different
         tags, 0 to 2^32 - 1, overtake each other.
         """
         return self._issue(Kind.SEND, tensor, None, None, dst, async_op, hints, timeout, tag=tag)
