@@ -3,9 +3,10 @@
     python examples/train_two_islands.py
     python examples/train_two_islands.py --islands gloo=3,host=1 --interleave --epochs 4
 
-Started plainly, this program starts itself again as the ranks of two islands on this machine: ranks 0 and 1 share the library Gloo,
-ranks 2 and 3 know only PolyCCL's own link, and a bridge makes one communicator of them. Started by a launcher (torchrun,
-`polyccl launch`), it is one rank. Every rank sees its part of each batch of handwritten digits; the ranks average their gradients.
+Started plainly, this program starts itself again as the ranks of two islands on this machine: ranks 0 and 1 share the library
+Gloo, ranks 2 and 3 Intel's oneCCL where that has been fetched (backends/xccl), else PolyCCL's own link, and a bridge makes one
+communicator of them. Started by a launcher (torchrun, `polyccl launch`), it is one rank. Every rank sees its part of each batch
+of handwritten digits; the ranks average their gradients.
 
 Afterwards it checks that (a) all ranks hold the same parameters, bit for bit, (b) one process gets the same model from the same
 batches, up to rounding, and (c) no more bytes crossed the bridge than an all_reduce over two islands must send. The exit status is
@@ -322,19 +323,29 @@ class Display:
 
 
 def default_islands() -> str:
-    """Two islands of two ranks, one on Gloo where PolyCCL was built with it."""
+    """Two islands of two ranks, each on a vendor's library where there is one: oneCCL where it has been fetched, and Gloo."""
+    found = [name for name in ("gloo", "xccl") if is_there(name)]
+    first, second = [*found, "host", "host"][:2]
+    words = {"gloo": "Gloo", "xccl": "Intel's oneCCL", "host": "PolyCCL's own link"}
+    print(f"two islands, on {words[first]} and {words[second]}")
+    return f"{first}=2,{second}=2"
+
+
+def is_there(backend: str) -> bool:
+    """Whether a backend is part of this installation, and its library opens; prints why not."""
     try:
-        find_library("gloo")
+        library = find_library(backend)
+        print(f"{backend}: {library.version}")
     except polyccl.BackendUnavailable as error:
-        print(f"no Gloo here, so both islands use the built-in backend `host` ({error})")
-        return "host=2,host=2"
-    return "gloo=2,host=2"
+        print(f"no {backend}: {error}")
+        return False
+    return True
 
 
 def main() -> int:
     """Start the ranks, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--islands", metavar="LIST", help="e.g. gloo=2,host=2 (the default where Gloo is there) or host=3,host=1")
+    parser.add_argument("--islands", metavar="LIST", help="e.g. gloo=2,xccl=2 or host=3,host=1; by default what is there")
     parser.add_argument("--interleave", action="store_true", help="deal the ranks round the islands")
     parser.add_argument("--epochs", type=int, default=8, help="how often to see all images")
     parser.add_argument("--steps", type=int, help="how many batches to see, instead of --epochs")

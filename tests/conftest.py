@@ -69,7 +69,7 @@ def _is_installed(name: str) -> bool:
 
 @pytest.fixture(scope="session")
 def oneccl(request: pytest.FixtureRequest) -> Path:
-    """oneCCL can be opened: the folder above that of its file. Where it cannot, tests are skipped, and fail under ``--backend xccl``."""
+    """oneCCL opens: the folder above that of its file. Where it does not, tests are skipped, and fail under ``--backend xccl``."""
     done = subprocess.run([sys.executable, "-c", OPEN_ONECCL], capture_output=True, text=True, timeout=60, check=False)
     if done.returncode == 0:
         return Path(done.stdout.strip()).parent.parent

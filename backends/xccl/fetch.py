@@ -4,10 +4,10 @@
     python backends/xccl/fetch.py --sample    # without libfabric and headers: 99 MB of packages; the system's libfabric.so.1 serves
     python backends/xccl/fetch.py --where     # print the folder, fetch nothing
 
-The packages are Intel's, under the Intel Simplified Software License, which their files LICENSE.txt hold; nothing of them is part of
-PolyCCL. pip downloads them, at fixed versions whose digests are checked. Only these files are kept, in one folder, since pip alone
-cannot install a set that works: oneccl-cpu lacks the library that it needs, oneccl brings that of GPUs, both ask for a package that
-does not exist.
+The packages are Intel's, under the Intel Simplified Software License, which their files LICENSE.txt hold; nothing of them is part
+of PolyCCL. pip downloads them, at fixed versions whose digests are checked. Only these files are kept, in one folder, since pip
+alone cannot install a set that works: oneccl-cpu lacks the library that it needs, oneccl brings that of GPUs, both ask for a
+package that does not exist.
 """
 
 from __future__ import annotations

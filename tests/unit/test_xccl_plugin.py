@@ -1,5 +1,5 @@
-"""The xccl plugin, driven alone through its C ABI on the real oneCCL; its idea of oneCCL's API against the real header; how it finds
-the library, and what it does where there is none. `plugins/xccl_ranks.py` is one rank."""
+"""The xccl plugin, driven alone through its C ABI on the real oneCCL; its idea of oneCCL's API against the real header; how it
+finds the library, and what it does where there is none. `plugins/xccl_ranks.py` is one rank."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ namespace own = polyccl_xccl::oneccl;
 template <typename A, typename B>
 constexpr bool alike =
     sizeof(A) == sizeof(B) && alignof(A) == alignof(B) && std::is_pointer_v<A> == std::is_pointer_v<B> &&
-    std::is_class_v<A> == std::is_class_v<B> && (std::is_class_v<A> || std::is_pointer_v<A> || std::is_integral_v<A> || std::is_enum_v<A>);
+    std::is_class_v<A> == std::is_class_v<B> && !std::is_floating_point_v<A> && !std::is_floating_point_v<B>;
 
 template <typename A, typename B>
 struct Same : std::false_type {};
