@@ -452,6 +452,7 @@ std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> cal
   whole.unstage = {};
   whole.dtype = POLYCCL_DTYPE_UINT8;
   whole.input = whole.output = {};
+  std::scoped_lock lock(messages_mutex_);
   for (const Call& call : calls) {
     const bool sends = call.kind() == POLYCCL_KIND_SEND;
     Side& side = sends ? whole.input : whole.output;
@@ -574,7 +575,7 @@ int Communicator::find_sender(uint32_t tag, Deadline deadline, const Interrupted
   require_usable(operation);
   int found = -1;
   const auto come = [&] {
-    std::scoped_lock turn(issue_mutex_);
+    std::scoped_lock lock(messages_mutex_);
     for (int peer = 0; peer < size() && found < 0; ++peer) {
       const auto received = receives_.find({peer, tag});
       const uint64_t next = received == receives_.end() ? 1 : received->second + 1;
