@@ -154,10 +154,18 @@ class Ranks:
             process.wait()
 
 
+@pytest.fixture
+def whole(request: pytest.FixtureRequest, full: bool) -> None:
+    """Skips what takes too long for every run."""
+    if request.config.getoption("--backend") != "xccl" and not full:
+        pytest.skip("lost ranks of xccl are for `nox -s tests_xccl`")
+
+
 BROKEN = shapes(Shape("xccl=2"), Shape("xccl=3"), Shape("xccl=2,gloo=2"), Shape("host=1,xccl=2"))
 ROUNDS = 2  # where in a transfer the loss strikes is chance
 
 
+@pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("turn", range(ROUNDS))
 @pytest.mark.parametrize("shape", BROKEN)
 def test_a_killed_rank_is_lost_to_all_others_which_then_go_on(tmp_path: Path, shape: Shape, turn: int) -> None:
@@ -177,6 +185,7 @@ def test_a_killed_rank_is_lost_to_all_others_which_then_go_on(tmp_path: Path, sh
         ranks.close()
 
 
+@pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("shape", BROKEN)
 def test_a_stopped_rank_ends_the_others_calls_by_their_deadline(tmp_path: Path, shape: Shape) -> None:
     victim = max(rank for rank, (local, _) in enumerate(shape.places) if local == "xccl")
