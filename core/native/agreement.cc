@@ -11,36 +11,12 @@ constexpr uint16_t kAgreementChannel = 3;
 // Rounds of one agreement; they keep its messages apart.
 enum Round : uint32_t { kToHead = 0, kSummaries = 1, kTables = 2, kVerdict = 3, kWholeTable = 4 };
 
-uint64_t digest(const std::vector<uint64_t>& words) {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (uint64_t word : words) {
-    for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ ((word >> shift) & 0xff)) * 0x100000001b3;
-  }
-  return hash;
-}
-
 std::string call_name(const Fingerprint& f) {
   const Operation* row = find_operation(f.kind);
   return row == nullptr ? "nothing" : std::string(row->name);
 }
 
 }  // namespace
-
-Fingerprint Fingerprint::of(const Call& call) {
-  Fingerprint f;
-  f.kind = call.kind();
-  if (f.kind == POLYCCL_KIND_BARRIER) return f;
-  f.dtype = call.dtype;
-  f.strict = call.strict ? 1 : 0;
-  if (call.row->reduces) f.reduction = call.reduction;
-  if (call.row->rooted) f.root = call.peer;
-  if (!call.row->ragged) f.count = call.count;
-  // Each rank of an all_to_all_v has counts of its own.
-  if (call.row->ragged && f.kind != POLYCCL_KIND_ALL_TO_ALL_V) {
-    f.counts_digest = digest(call.row->input == Shape::kBlocks ? call.input.counts : call.output.counts);
-  }
-  return f;
-}
 
 // The messages of one agreement: posted, then waited for together.
 struct Agreement::Exchange {

@@ -9,30 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "call.h"
 #include "executor.h"
+#include "fingerprint.h"
 #include "link/link.h"
 
 namespace polyccl {
-
-// What is compared. Crosses the link as it lies in memory: ranks of a communicator have one byte order (the hello sees
-// to that).
-struct Fingerprint {
-  uint64_t count = 0;
-  uint64_t counts_digest = 0;  // of the counts of a ragged operation
-  uint32_t kind = 0;
-  uint32_t dtype = 0;
-  uint32_t reduction = 0;
-  int32_t root = -1;
-  uint32_t refused = 0;  // 1: this rank's call was refused before it sent anything
-  uint32_t strict = 0;
-  uint32_t native = 0;  // 1: the library does it, which needs one tensor instead of a list on every rank
-  uint32_t reserved = 0;
-  bool operator==(const Fingerprint&) const = default;
-
-  // Of the fields that must agree for this kind.
-  static Fingerprint of(const Call& call);
-};
 
 class Agreement {
  public:

@@ -84,11 +84,11 @@ class GroupView {
   GroupView(const GroupView&) = delete;
   GroupView& operator=(const GroupView&) = delete;
 
-  std::shared_ptr<LinkRequest> send(int peer, const TagTuple& tag, nb::handle object) {
-    return post(peer, tag, object, true);
+  std::shared_ptr<LinkRequest> send(int peer, const TagTuple& tag, nb::handle object, uint64_t fingerprint) {
+    return post(peer, tag, object, true, fingerprint);
   }
-  std::shared_ptr<LinkRequest> recv(int peer, const TagTuple& tag, nb::handle object) {
-    return post(peer, tag, object, false);
+  std::shared_ptr<LinkRequest> recv(int peer, const TagTuple& tag, nb::handle object, uint64_t fingerprint) {
+    return post(peer, tag, object, false, fingerprint);
   }
 
   void fail(const std::string& code, const std::string& text, bool tell) {
@@ -117,13 +117,14 @@ class GroupView {
     return *group_;
   }
 
-  std::shared_ptr<LinkRequest> post(int peer, const TagTuple& tag, nb::handle object, bool sending) {
+  std::shared_ptr<LinkRequest> post(int peer, const TagTuple& tag, nb::handle object, bool sending,
+                                    uint64_t fingerprint) {
     std::erase_if(held_, [](const auto& held) { return held.first->done(); });
     auto buffer = std::make_unique<Buffer>(object, !sending);
     const auto [sequence, chunk, ordinal, channel] = tag;
     const Tag full{id_, sequence, chunk, ordinal, channel};
-    auto request = sending ? open().send(peer, full, buffer->data(), buffer->size())
-                           : open().recv(peer, full, buffer->data(), buffer->size());
+    auto request = sending ? open().send(peer, full, buffer->data(), buffer->size(), fingerprint)
+                           : open().recv(peer, full, buffer->data(), buffer->size(), fingerprint);
     held_.emplace_back(request, std::move(buffer));
     return request;
   }
@@ -216,8 +217,8 @@ void bind_link(nb::module_& module) {
       });
   nb::class_<GroupView>(m, "LinkGroup",
                         "The members of one communicator, by rank. Tags are (sequence, chunk, ordinal, channel).")
-      .def("send", &GroupView::send, nb::arg("peer"), nb::arg("tag"), nb::arg("buffer"))
-      .def("recv", &GroupView::recv, nb::arg("peer"), nb::arg("tag"), nb::arg("buffer"))
+      .def("send", &GroupView::send, nb::arg("peer"), nb::arg("tag"), nb::arg("buffer"), nb::arg("fingerprint") = 0)
+      .def("recv", &GroupView::recv, nb::arg("peer"), nb::arg("tag"), nb::arg("buffer"), nb::arg("fingerprint") = 0)
       .def("fail", &GroupView::fail, nb::arg("code"), nb::arg("text"), nb::arg("tell"))
       .def("failure", &GroupView::failure)
       .def("connect", &GroupView::connect, nb::arg("peers"))

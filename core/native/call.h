@@ -38,6 +38,7 @@ struct Call {
   Side input, output;
   alignas(16) std::array<std::byte, 16> factor{};  // PREMUL_SUM: one element of dtype
   Deadline deadline = 0;
+  uint64_t within = 0;  // fingerprint of the operation that this is a leg of
   UserStream stream;
   bool lists = false;   // the layout of blocks is this rank's own affair (a list, or at the root alone): no library can
                         // be given them

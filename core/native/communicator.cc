@@ -8,8 +8,9 @@ namespace polyccl {
 namespace {
 
 constexpr size_t kCachedPlans = 256;
-constexpr uint16_t kMessageChannel = 2;     // the user's point to point
-constexpr uint16_t kLegMessageChannel = 4;  // fused groups of plans inside an island
+constexpr uint16_t kMessageChannel = 2;  // the user's point to point
+// Fused groups of plans inside an island: to higher ranks, and to lower ones, since each direction counts for itself.
+constexpr uint16_t kLegUpChannel = 4, kLegDownChannel = 5;
 
 // A leg gives the blocks of a side as one stretch; a plan wants each.
 void spread(Side& side, Shape shape, size_t size, uint64_t bytes) {
@@ -34,15 +35,17 @@ Communicator::Communicator(CommunicatorConfig config)
   if (config_.device) library_stream_ = config_.device->stream();
   executor_ = std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.device.get(), config_.group,
                                          size(), config_.window, trace_);
-  // The link may not be blocked, and ending a library's calls may take a while.
-  group_->on_failure([this](const Error& error) {
+  // The link may not be blocked, and ending a library's calls may take a while. Once is enough: whatever failed first,
+  // fail() ends everything.
+  const auto fail_apart = [this](const Error& error) {
     std::scoped_lock lock(failure_mutex_);
-    if (!closing_) reaper_ = std::thread([this, error] { fail(error, true); });
-  });
-  group_->on_late_mismatch([this](int, const Tag& tag, const Error& error) {
+    if (!closing_ && !reaper_.joinable()) reaper_ = std::thread([this, error] { fail(error, true); });
+  };
+  group_->on_failure(fail_apart);
+  group_->on_late_mismatch([fail_apart](int, const Tag& tag, const Error& error) {
     // Whoever receives a user's message raises; the sender has returned long since. A plan's message breaks the
     // operation.
-    if (tag.channel != kMessageChannel) fail(error, true);
+    if (tag.channel != kMessageChannel) fail_apart(error);
   });
   group_->connect(neighbours());
 }
@@ -538,8 +541,9 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
       const auto tagged = [](const Call& c) { return c.tag != 0; };
       if (std::any_of(calls.begin(), calls.end(), tagged) && std::any_of(calls.begin(), calls.end(), library_has)) {
         throw Error(Code::kUnsupportedOperation,
-                    where(operation) + ": messages with a tag and without cannot be in one batch on a device whose "
-                                       "library has messages, but no tags; issue them apart");
+                    where(operation) +
+                        ": messages with a tag and without cannot be in one batch on a device whose "
+                        "library has messages, but no tags; issue them apart");
       }
       if (by_library) return issue_library_messages(calls, async, keep, interrupted);
       if (auto ready = users_stream_reached(calls[0])) ready();
@@ -569,8 +573,9 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
 int Communicator::find_sender(uint32_t tag, Deadline deadline, const Interrupted& interrupted) {
   const std::string operation = "recv from any rank";
   if (config_.device && native_messages(POLYCCL_DTYPE_UINT8)) {
-    throw Error(Code::kUnsupportedOperation,
-                where(operation) + ": messages go by the device's library, which cannot tell; name the rank that sends");
+    throw Error(
+        Code::kUnsupportedOperation,
+        where(operation) + ": messages go by the device's library, which cannot tell; name the rank that sends");
   }
   require_usable(operation);
   int found = -1;
@@ -610,17 +615,17 @@ void Communicator::run_leg(Call call, const Interrupted& interrupted) {
   executor_->run(e, interrupted);
 }
 
-void Communicator::exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
-                            const Interrupted& interrupted) {
-  if (config_.native) return run_messages(messages, dtype, deadline, interrupted);
+void Communicator::exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint,
+                            Deadline deadline, const Interrupted& interrupted) {
+  if (config_.native) return run_messages(messages, dtype, fingerprint, deadline, interrupted);
   auto inside = messages;
   for (Message& m : inside) m.peer = island_rank_[static_cast<size_t>(m.peer)];
-  config_.island[lane == Lane::kPost ? 1 : 0]->run_messages(inside, dtype, deadline, interrupted);
+  config_.island[lane == Lane::kPost ? 1 : 0]->run_messages(inside, dtype, fingerprint, deadline, interrupted);
 }
 
 // A fused group of messages among the ranks of this communicator: by its library, else over the link.
-void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
-                                const Interrupted& interrupted) {
+void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint,
+                                Deadline deadline, const Interrupted& interrupted) {
   std::vector<Call> calls;
   for (const Message& m : messages) {
     Call call;
@@ -634,7 +639,12 @@ void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtyp
   }
   if (!native_messages(dtype)) {
     auto e = message_execution(std::move(calls));
-    for (Tag& tag : e->tags) tag.channel = kLegMessageChannel;
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const Message& m = messages[i];
+      const bool up = m.sends ? m.peer > rank() : m.peer < rank();
+      e->tags[i].channel = up ? kLegUpChannel : kLegDownChannel;
+    }
+    e->fingerprint = fingerprint;
     return executor_->run_messages(e, interrupted);
   }
   std::vector<polyccl_op> ops;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "call_thread.h"
+#include "fingerprint.h"
 #include "reduce.h"
 
 namespace polyccl {
@@ -80,6 +81,7 @@ Call local_call(const Iteration& it, const Step& step, Reduction reduction) {
   call.reduction = call.row->reduces ? reduction : Reduction{POLYCCL_REDUCTION_NONE};
   call.peer = step.root;
   call.deadline = outer.deadline;
+  call.within = it.execution->fingerprint;
   if (step.kind == POLYCCL_KIND_BARRIER) {
     call.count = 1;  // a token
     return call;
@@ -98,9 +100,11 @@ bool is_message(const Step& step) { return step.verb == Verb::kSend || step.verb
 
 uint64_t round_up(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-// How an operation is cut: counts of iterations, and where its scratch buffers lie in a slot.
+// How an operation is cut: counts of iterations, and where its scratch buffers lie in a slot. And what tells its
+// messages from another operation's.
 void cut(Execution& e) {
   if (!e.plan) return;
+  if (e.tags.empty()) e.fingerprint = Fingerprint::of(e.call).hash(e.call.within);
   const Section& main = e.plan->sections[0];
   const uint64_t tail = e.plan->sections.size() > 1 ? e.call.count % main.unit : 0;
   const uint64_t count = e.call.count - tail;
@@ -280,8 +284,8 @@ class Executor::CrossLane {
     const Tag tag = e.tags.empty() ? Tag{executor_.tag_group_, e.sequence, it->index, step.ordinal, kPlanChannel}
                                    : e.tags[position];
     const int64_t begin = executor_.trace_.on() ? now_ns() : 0;
-    auto request = sends ? executor_.group_.send(step.peer, tag, piece.memory, bytes)
-                         : executor_.group_.recv(step.peer, tag, piece.memory, bytes);
+    auto request = sends ? executor_.group_.send(step.peer, tag, piece.memory, bytes, e.fingerprint)
+                         : executor_.group_.recv(step.peer, tag, piece.memory, bytes, e.fingerprint);
     if (sends) executor_.legs_.sent(step.peer, bytes);
     flights_.push_back({it, position, std::move(request), bytes, begin});
     return flights_.back().request->done();
@@ -429,7 +433,9 @@ void Executor::run_group(Iteration& it, Lane lane, const std::vector<uint32_t>& 
     if (piece.count != 0) messages.push_back({sends, step.peer, piece.memory, piece.count});
   }
   const Execution& e = *it.execution;
-  if (!messages.empty()) legs_.exchange(lane, messages, e.call.dtype, e.call.deadline, e.interrupted);
+  if (!messages.empty()) {
+    legs_.exchange(lane, messages, e.call.dtype, e.fingerprint, e.call.deadline, e.interrupted);
+  }
   for (uint32_t position : steps) mark(it, position);
 }
 

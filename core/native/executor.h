@@ -50,9 +50,9 @@ class Legs {
   virtual ~Legs() = default;
   // A collective of this rank's island, on the communicator of that lane. Blocks. Throws Error.
   virtual void local(Lane lane, const Call& call, const Interrupted& interrupted) = 0;
-  // A fused group of messages inside the island. Blocks. Throws Error.
-  virtual void exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
-                        const Interrupted& interrupted) = 0;
+  // A fused group of messages inside the island, of a call with this fingerprint. Blocks. Throws Error.
+  virtual void exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint,
+                        Deadline deadline, const Interrupted& interrupted) = 0;
   // True where messages of the cross lane go by exchange(), since the library has send and recv of its own.
   virtual bool native_messages(Dtype dtype) const = 0;
   // The communicator is broken by this error: end everything that runs. Returns the error that stays.
@@ -78,6 +78,7 @@ struct Execution {
   std::vector<std::shared_ptr<void>> staging;  // of messages: memory to keep
   std::vector<std::function<void()>> finish;   // of messages: what to do once they are there
   std::vector<Tag> tags;                       // of messages that the user sends: by step; empty for plans
+  uint64_t fingerprint = 0;  // that all messages carry; for plans the executor sets it. 0 for what the user sends
   // The executor's own:
   std::optional<Error> error;                  // of messages: ends them, not the communicator
   Interrupted interrupted;                     // empty in the lanes

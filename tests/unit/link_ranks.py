@@ -153,6 +153,17 @@ def messages_to_oneself(me: Rank) -> None:
             assert into == pattern(size)
     errors = errors_of(group.recv(0, tag(50), bytearray(8)), group.send(0, tag(50), bytes(4)))
     assert [error and error[0] for error in errors] == ["Mismatch", "Mismatch"]
+    good(group.send(0, tag(51), b"abcd", 7), group.recv(0, tag(51), bytearray(4), 7))
+    for number, size in enumerate((4, EAGER + 1)):
+        send, recv = bytes(size), bytearray(size)
+        errors = errors_of(group.recv(0, tag(60 + number), recv, 1), group.send(0, tag(60 + number), send, 2))
+        assert all(error and error[0] == "Mismatch" and "unlike operations" in error[1] for error in errors)
+        sent = group.send(0, tag(70 + number), send, 1)
+        (error,) = errors_of(group.recv(0, tag(70 + number), recv, 2))
+        assert error is not None
+        assert "unlike operations" in error[1]
+        assert errors_of(sent) == [error if size > EAGER else None]  # a small one was done before
+    assert len(group.late_mismatches()) == 1
 
 
 def goes_on_while_nobody_waits(me: Rank) -> None:
@@ -230,6 +241,97 @@ def sizes_that_differ_fail_both_sides(me: Rank) -> None:
             assert group.failure() is None
             me.meet()
     still_works(me, group, 1000)
+
+
+UNLIKE = ("unlike operations", "dtype", "POLYCCL_CHECK=1", "rank 0 (island a)", "rank 1 (island b)", "communicator 0x1")
+FINGERPRINTS = (2**64 - 1, 2**63 - 1)
+
+
+def post(me: Rank, group: Any, number: int, size: int) -> Any:
+    """Rank 0 sends to rank 1, each as part of an operation of its own."""
+    if me.rank == 0:
+        return group.send(1, tag(number), bytes(size), FINGERPRINTS[0])
+    return group.recv(0, tag(number), bytearray(size), FINGERPRINTS[1])
+
+
+def told_unlike(me: Rank, group: Any, number: int, request: Any, done_before: bool) -> None:
+    """The request ends with the error; that of a small message may be done before, and the notice comes later."""
+    (error,) = errors_of(request)
+    if error is None:
+        assert me.rank == 0
+        assert done_before
+        until(lambda: any(f"sequence {number}," in late for late in group.late_mismatches()))
+        (text,) = [late for late in group.late_mismatches() if f"sequence {number}," in late]
+    else:
+        assert error[0] == "Mismatch"
+        text = error[1]
+    for part in UNLIKE:
+        assert part in text, (part, text)
+    assert group.failure() is None
+
+
+def operations_that_differ_fail_both_sides(me: Rank) -> None:
+    group = me.group()
+    number = 0
+    for size in (0, 4, EAGER, EAGER + 1, 2 << 20):
+        for first in (0, 1, None):  # who posts first; None: both at once
+            number += 1
+            request = None if first is not None else post(me, group, number, size)
+            for turn in (0, 1):
+                if first is not None and me.rank == (first, 1 - first)[turn]:
+                    request = post(me, group, number, size)
+                me.meet()
+            told_unlike(me, group, number, request, size <= EAGER)
+            me.meet()
+    still_works(me, group, 1000)
+
+
+def operations_that_differ_are_noticed_without_a_free_slot(me: Rank) -> None:
+    group, flood = me.group(1), me.group(2)
+    count = 64
+    if me.rank == 0:
+        good(*[flood.send(1, tag(number), pattern(10, number)) for number in range(count)])
+    me.meet()
+    for number, first in ((1, 0), (2, 1)):
+        request = None
+        for turn in (first, 1 - first):
+            if me.rank == turn:
+                request = post(me, group, number, 4)
+            me.meet()
+        told_unlike(me, group, number, request, False)
+    me.meet()
+    into = [bytearray(10) for _ in range(count)]
+    if me.rank == 1:
+        good(*[flood.recv(0, tag(number), each) for number, each in enumerate(into)])
+        assert all(each == pattern(10, number) for number, each in enumerate(into))
+    still_works(me, group, 1000)
+
+
+def equal_operations_fit(me: Rank) -> None:
+    group = me.group()
+    for number, size in enumerate(SIZES):
+        into = bytearray(size)
+        receive = group.recv(me.other, tag(number), into, FINGERPRINTS[0])
+        good(receive, group.send(me.other, tag(number), pattern(size, me.rank), FINGERPRINTS[0]))
+        assert into == pattern(size, me.other)
+
+
+def operations_that_share_no_message_fail_their_group(me: Rank) -> None:
+    """As where each of two ranks takes itself for the root: both send, or both receive."""
+    others = me.group(50)
+    for number, (size, sends) in enumerate([(4, True), (EAGER + 1, True), (EAGER + 1, False)]):
+        group = me.group(2 + number)
+        mine, own = FINGERPRINTS[me.rank], tag(5, ordinal=me.rank)
+        request = group.send(me.other, own, bytes(size), mine) if sends else group.recv(me.other, own, bytearray(size), mine)
+        assert link.wait_failure(group, SECONDS)
+        code, text = group.failure()
+        assert code == "Mismatch"
+        for part in UNLIKE[:-1]:
+            assert part in text
+        (error,) = errors_of(request)
+        assert error == (code, text) or (error is None and size <= EAGER)
+        me.meet()
+    still_works(me, others, 1)
 
 
 def equal_tags_are_refused(me: Rank) -> None:

@@ -96,6 +96,7 @@ void Connection::send_eager(const std::shared_ptr<Request>& request) {
   frame.type = FrameType::kEager;
   frame.tag = request->tag;
   frame.bytes = request->bytes;
+  frame.detail = request->fingerprint;
   urgent_.push_back({frame, request, {}});
   if (!writing_) flush();
 }

@@ -25,12 +25,15 @@ class GroupHandle final : public LinkGroup {
   ~GroupHandle() override { engine_.end_group(group_); }
   Group& group() { return group_; }
 
-  std::shared_ptr<LinkRequest> send(int peer, const Tag& tag, const void* memory, size_t bytes) override {
+  std::shared_ptr<LinkRequest> send(int peer, const Tag& tag, const void* memory, size_t bytes,
+                                    uint64_t fingerprint) override {
     // A send's memory is only ever read; one type of request serves both directions.
-    return engine_.post(group_, true, peer, tag, static_cast<std::byte*>(const_cast<void*>(memory)), bytes);
+    return engine_.post(group_, true, peer, tag, static_cast<std::byte*>(const_cast<void*>(memory)), bytes,
+                        fingerprint);
   }
-  std::shared_ptr<LinkRequest> recv(int peer, const Tag& tag, void* memory, size_t bytes) override {
-    return engine_.post(group_, false, peer, tag, static_cast<std::byte*>(memory), bytes);
+  std::shared_ptr<LinkRequest> recv(int peer, const Tag& tag, void* memory, size_t bytes,
+                                    uint64_t fingerprint) override {
+    return engine_.post(group_, false, peer, tag, static_cast<std::byte*>(memory), bytes, fingerprint);
   }
   bool has_come(int peer, const Tag& tag) override { return engine_.has_come(group_, peer, tag); }
   void fail(const Error& error, bool tell) override { engine_.fail(group_, error, tell); }
@@ -268,8 +271,8 @@ std::shared_ptr<LinkGroup> Engine::create_group(uint64_t id, int rank, std::vect
 }
 
 std::shared_ptr<LinkRequest> Engine::post(Group& group, bool sending, int peer, const Tag& tag, std::byte* memory,
-                                          size_t bytes) {
-  auto request = std::make_shared<Request>(tag, memory, bytes);
+                                          size_t bytes, uint64_t fingerprint) {
+  auto request = std::make_shared<Request>(tag, memory, bytes, fingerprint);
   Session session(*this);
   if (group.failure) {
     request->finish(group.failure);

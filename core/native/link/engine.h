@@ -62,7 +62,7 @@ class Engine final : public Link, private Hub {
 
   // For the groups.
   std::shared_ptr<LinkRequest> post(Group& group, bool sending, int peer, const Tag& tag, std::byte* memory,
-                                    size_t bytes);
+                                    size_t bytes, uint64_t fingerprint);
   void fail(Group& group, const Error& error, bool tell);
   std::optional<Error> failure(const Group& group) const;
   bool has_come(const Group& group, int peer, const Tag& tag);

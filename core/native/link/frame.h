@@ -14,9 +14,10 @@ namespace polyccl {
 enum class FrameType : uint8_t {
   kEager = 1,  // a whole small message; takes a slot of the receiver
   kWant = 2,  // "I have a message of `bytes` for you": sent where no slot is free, or it is large and no READY has come
-  kReady = 3,         // "I receive `bytes` under this tag": clear to send
-  kData = 4,          // `bytes` of a message at offset `other`, after a READY
-  kCredit = 5,        // nothing but the credits that every header carries
+  kReady = 3,   // "I receive `bytes` under this tag": clear to send
+  kData = 4,    // `bytes` of a message at offset `other`, after a READY
+  kCredit = 5,  // nothing but the credits that every header carries
+  // Where the two sizes are equal, the fingerprints differ.
   kSendMismatch = 6,  // "my message has `bytes`, your receive `other`"
   kReceiveMismatch =
       7,           // "my receive has `bytes`, your message `other`"; `detail` is 1 where the message had come whole
@@ -40,7 +41,7 @@ struct Frame {
   Tag tag;
   uint64_t bytes = 0;
   uint64_t other = 0;
-  uint64_t detail = 0;  // reserved for the fingerprint of the operation in message frames
+  uint64_t detail = 0;  // EAGER, WANT, READY: the fingerprint of the operation
 };
 
 using Header = std::array<std::byte, kHeaderBytes>;

@@ -7,7 +7,10 @@
 // - Longer ones go as soon as the receiver has posted the receive, which it tells the sender at that moment; so with
 // receives posted
 //   ahead a message costs one crossing. They are read straight from, and into, the caller's memory.
-// A size that differs from the receive's fails both sides with kMismatch and harms nothing else.
+// Sender and receiver also give the size, and a fingerprint of the operation that the message belongs to (opaque to the
+// link; 0 for none). Where either differs, both sides fail with kMismatch, and nothing else is harmed. Messages of one
+// group, channel and sequence belong to one operation: where two ranks give it different fingerprints in messages that
+// do not match one another, the group fails with kMismatch.
 //
 // Whoever waits also drives the sockets; a thread of the link's own does so while nobody waits, so that loss is noticed
 // at once. That thread never touches Python.
@@ -62,8 +65,10 @@ class LinkGroup {
 
   // Start to send or to receive. `memory` must stay valid until the request is done. Never blocks. What goes wrong
   // shows in the request.
-  virtual std::shared_ptr<LinkRequest> send(int peer, const Tag& tag, const void* memory, size_t bytes) = 0;
-  virtual std::shared_ptr<LinkRequest> recv(int peer, const Tag& tag, void* memory, size_t bytes) = 0;
+  virtual std::shared_ptr<LinkRequest> send(int peer, const Tag& tag, const void* memory, size_t bytes,
+                                            uint64_t fingerprint = 0) = 0;
+  virtual std::shared_ptr<LinkRequest> recv(int peer, const Tag& tag, void* memory, size_t bytes,
+                                            uint64_t fingerprint = 0) = 0;
 
   // Whether a message with this tag has come, or is announced, that no receive was posted for.
   virtual bool has_come(int peer, const Tag& tag) = 0;
@@ -81,8 +86,8 @@ class LinkGroup {
   // None runs any more once the group's destructor has returned.
   virtual void on_failure(std::function<void(const Error&)> callback) = 0;
 
-  // Called when a member's receive turns out to differ in size from a small message whose send was done already, so
-  // that the send's request could not say so. `peer` is the member. The same rules as for on_failure; may be called
+  // Called when a member's receive turns out to differ in size or fingerprint from a small message whose send was done
+  // already, so that the send's request could not say so. `peer` is the member. The same rules as for on_failure; may be called
   // more than once.
   virtual void on_late_mismatch(std::function<void(int peer, const Tag& tag, const Error& error)> callback) {
     (void)callback;

@@ -22,8 +22,11 @@ std::shared_ptr<Request> find(const Requests& requests, const Tag& tag) {
   return it == requests.end() ? nullptr : it->second;
 }
 
-bool insert_notice(std::unordered_map<Tag, uint64_t, TagHash>& notices, const Tag& tag, uint64_t bytes) {
-  return notices.size() < kMaxNotices && notices.emplace(tag, bytes).second;
+// Of a frame that announces a message, or carries a small one.
+Terms terms_of(const Frame& frame) { return {frame.bytes, frame.detail}; }
+
+bool insert_notice(Notices& notices, const Frame& frame) {
+  return notices.size() < kMaxNotices && notices.emplace(frame.tag, terms_of(frame)).second;
 }
 
 Error duplicate(const char* what, const Tag& tag) {
@@ -52,8 +55,18 @@ std::string group_text(uint64_t group) {
   return text;
 }
 
+Error unlike(uint64_t group, const std::string& one, const std::string& other, const Tag& tag) {
+  return {Code::kMismatch, group_text(group) + ": " + one + " and " + other +
+                               " call unlike operations: they differ in kind, dtype, reduction, root, count or the "
+                               "hint 'deterministic' (" +
+                               describe(tag) +
+                               "). Let all ranks call the same operations in the same order; POLYCCL_CHECK=1 tells "
+                               "which of these differs, and on which ranks."};
+}
+
 Error mismatch(uint64_t group, const std::string& sender, size_t sent, const std::string& receiver, size_t received,
                const Tag& tag) {
+  if (sent == received) return unlike(group, sender, receiver, tag);
   return {Code::kMismatch,
           group_text(group) + ": " + sender + " sends " + std::to_string(sent) + " bytes where " + receiver +
               " receives " + std::to_string(received) + " (" + describe(tag) +
@@ -100,6 +113,7 @@ void Peer::forget_all() {
   waiting_control_.clear();
   ready_.clear();
   wanted_.clear();
+  known_.fill({});
   // Messages that came whole may still be received from a peer that ended in good order.
   if (!goodbye_) unexpected_.clear();
   slots_ = kSlots, slot_bytes_ = kSlotBytes;
@@ -185,20 +199,21 @@ void Peer::post_send(const std::shared_ptr<Request>& request) {
 void Peer::start_send(const std::shared_ptr<Request>& request) {
   if (!ready_.empty()) {
     if (const auto it = ready_.find(request->tag); it != ready_.end()) {
-      const uint64_t bytes = it->second;
+      const Terms terms = it->second;
       ready_.erase(it);
-      if (bytes != request->bytes) return fail_send(request, bytes);
+      if (terms != request->terms()) return fail_send(request, terms.bytes);
       request->cleared = true;
       return connection_->send_large(request);
     }
   }
+  if (clashes(request->tag, request->fingerprint)) return;
   if (request->bytes <= kEagerBytes && slots_ > 0 && request->bytes <= slot_bytes_) {
     slots_ -= 1;
     slot_bytes_ -= static_cast<uint32_t>(request->bytes);
     return connection_->send_eager(request);
   }
   request->announced = true;
-  announce(FrameType::kWant, request->tag, request->bytes);
+  announce(FrameType::kWant, *request);
 }
 
 void Peer::post_receive(const std::shared_ptr<Request>& request) {
@@ -207,13 +222,13 @@ void Peer::post_receive(const std::shared_ptr<Request>& request) {
     if (const auto it = unexpected_.find(request->tag); it != unexpected_.end()) {
       const Slot slot = std::move(it->second);
       unexpected_.erase(it);
-      if (slot.size == request->bytes) {
-        if (slot.size > 0) std::memcpy(request->memory, slot.bytes.get(), slot.size);
+      if (slot.terms == request->terms()) {
+        if (request->bytes > 0) std::memcpy(request->memory, slot.bytes.get(), request->bytes);
         end(request);
       } else {
-        fail_receive(request, slot.size, true);
+        fail_receive(request, slot.terms.bytes, true);
       }
-      return free_slot(slot.size);
+      return free_slot(slot.terms.bytes);
     }
   }
   if (auto error = unusable(request->tag.group)) return end(request, std::move(error));
@@ -227,15 +242,16 @@ void Peer::start_receive(const std::shared_ptr<Request>& request) {
   bool wanted = false;
   if (!wanted_.empty()) {
     if (const auto it = wanted_.find(request->tag); it != wanted_.end()) {
-      const uint64_t bytes = it->second;
+      const Terms terms = it->second;
       wanted_.erase(it);
-      if (bytes != request->bytes) return fail_receive(request, bytes, false);
+      if (terms != request->terms()) return fail_receive(request, terms.bytes, false);
       wanted = true;
     }
   }
+  if (clashes(request->tag, request->fingerprint)) return;
   if (!wanted && request->bytes <= kEagerBytes) return;
   request->cleared = true;
-  announce(FrameType::kReady, request->tag, request->bytes);
+  announce(FrameType::kReady, *request);
 }
 
 void Peer::cancel(uint64_t group, const Error& error) {
@@ -243,13 +259,34 @@ void Peer::cancel(uint64_t group, const Error& error) {
   for (const auto& request : of_group(receives_, group)) withdraw(request, error);
   erase_group(ready_, group);
   erase_group(wanted_, group);
+  for (Known& known : known_) {
+    if (known.group == group) known = {};
+  }
   std::vector<size_t> sizes;
   std::erase_if(unexpected_, [&](const auto& entry) {
     if (entry.first.group != group) return false;
-    sizes.push_back(entry.second.size);
+    sizes.push_back(entry.second.terms.bytes);
     return true;
   });
   for (const size_t size : sizes) free_slot(size);
+}
+
+// Whether the other side has said another fingerprint of the message's operation than this side has. If so, the group
+// fails: where roots differ, say, both may send what neither will receive. Only for a message that finds no other half;
+// where both halves are here, their terms are compared.
+bool Peer::clashes(const Tag& tag, uint64_t fingerprint) {
+  if (fingerprint == 0) return false;
+  Known& known = known_[(tag.sequence + tag.group) % known_.size()];
+  const bool same = known.group == tag.group && known.sequence == tag.sequence && known.channel == tag.channel;
+  if (!same || known.fingerprint == 0) {
+    known = {tag.group, tag.sequence, fingerprint, tag.channel};
+    return false;
+  }
+  if (known.fingerprint == fingerprint) return false;
+  const Error error = unlike(tag.group, hub_.who(tag.group, self_), hub_.who(tag.group, id_), tag);
+  hub_.fail_group(tag.group, error);
+  tell_failure(tag.group, error);  // what would have shown it there may not go out any more
+  return true;
 }
 
 // Ends a pending request whose message is not over.
@@ -285,6 +322,10 @@ void Peer::announce(FrameType type, const Tag& tag, uint64_t bytes, uint64_t oth
   connection_->send_control(frame);
 }
 
+void Peer::announce(FrameType type, const Request& request) {
+  announce(type, request.tag, request.bytes, 0, request.fingerprint);
+}
+
 void Peer::fail_receive(const std::shared_ptr<Request>& request, uint64_t sent, bool eager) {
   const Tag tag = request->tag;
   receives_.erase(tag);
@@ -297,7 +338,7 @@ void Peer::fail_send(const std::shared_ptr<Request>& request, uint64_t received)
   sends_.erase(tag);
   end(request,
       mismatch(tag.group, hub_.who(tag.group, self_), request->bytes, hub_.who(tag.group, id_), received, tag));
-  announce(FrameType::kSendMismatch, tag, request->bytes, received);
+  announce(FrameType::kSendMismatch, tag, request->bytes, received, 0);
 }
 
 void Peer::sent(const std::shared_ptr<Request>& request) {
@@ -344,7 +385,7 @@ Landing Peer::land_eager(const Frame& frame) {
   Landing landing;
   if (hub_.dropping(frame.tag.group)) return landing;
   if (auto request = find(receives_, frame.tag)) {
-    if (request->bytes == frame.bytes) {
+    if (request->terms() == terms_of(frame)) {
       landing.memory = request->memory;
       landing.request = std::move(request);
     } else {
@@ -387,10 +428,12 @@ void Peer::landed_eager(const Frame& frame, Landing landing) {
   } else if (landing.slot && !hub_.dropping(frame.tag.group)) {
     // The receive may have been posted while the payload came.
     const auto request = find(receives_, frame.tag);
-    if (!request) {
-      if (unexpected_.emplace(frame.tag, Slot{std::move(landing.slot), frame.bytes}).second) return;
+    if (!request && clashes(frame.tag, frame.detail)) {
+      // Dropped with its group.
+    } else if (!request) {
+      if (unexpected_.emplace(frame.tag, Slot{std::move(landing.slot), terms_of(frame)}).second) return;
       hub_.fail_group(frame.tag.group, duplicate("message", frame.tag));
-    } else if (request->bytes == frame.bytes) {
+    } else if (request->terms() == terms_of(frame)) {
       if (frame.bytes > 0) std::memcpy(request->memory, landing.slot.get(), frame.bytes);
       receives_.erase(frame.tag);
       end(request);
@@ -434,13 +477,13 @@ void Peer::on_want(const Frame& frame) {
   if (hub_.dropping(frame.tag.group)) return;
   const auto request = find(receives_, frame.tag);
   if (!request) {
-    if (!insert_notice(wanted_, frame.tag, frame.bytes))
-      throw std::runtime_error("too many or doubled announcements of messages");
-  } else if (request->bytes != frame.bytes) {
+    if (clashes(frame.tag, frame.detail)) return;
+    if (!insert_notice(wanted_, frame)) throw std::runtime_error("too many or doubled announcements of messages");
+  } else if (request->terms() != terms_of(frame)) {
     fail_receive(request, frame.bytes, false);
   } else if (!request->cleared) {
     request->cleared = true;
-    announce(FrameType::kReady, frame.tag, request->bytes);
+    announce(FrameType::kReady, *request);
   }
 }
 
@@ -448,11 +491,11 @@ void Peer::on_ready(const Frame& frame) {
   if (hub_.dropping(frame.tag.group)) return;
   const auto request = find(sends_, frame.tag);
   if (!request) {
-    if (!insert_notice(ready_, frame.tag, frame.bytes))
-      throw std::runtime_error("too many or doubled announcements of receives");
+    if (clashes(frame.tag, frame.detail)) return;
+    if (!insert_notice(ready_, frame)) throw std::runtime_error("too many or doubled announcements of receives");
   } else if (!request->announced || request->cleared) {
-    // It is on its way already; where the sizes differ, the receiver finds out and says so.
-  } else if (request->bytes != frame.bytes) {
+    // It is on its way already; where the terms differ, the receiver finds out and says so.
+  } else if (request->terms() != terms_of(frame)) {
     fail_send(request, frame.bytes);
   } else {
     request->cleared = true;
@@ -499,7 +542,7 @@ Error SelfParty::differ(uint64_t group, size_t sent, const std::shared_ptr<Reque
 
 void SelfParty::match(const std::shared_ptr<Request>& send, const std::shared_ptr<Request>& receive) {
   std::optional<Error> error;
-  if (send->bytes != receive->bytes) {
+  if (send->terms() != receive->terms()) {
     error = differ(send->tag.group, send->bytes, receive);
   } else if (send->bytes > 0) {
     std::memmove(receive->memory, send->memory, send->bytes);
@@ -524,9 +567,9 @@ void SelfParty::post_send(const std::shared_ptr<Request>& request) {
     sends_.emplace(tag, request);
     return;
   }
-  Slot slot{std::make_unique_for_overwrite<std::byte[]>(request->bytes), request->bytes};
-  if (slot.size > 0) std::memcpy(slot.bytes.get(), request->memory, slot.size);
-  slot_bytes_ += slot.size;
+  Slot slot{std::make_unique_for_overwrite<std::byte[]>(request->bytes), request->terms()};
+  if (request->bytes > 0) std::memcpy(slot.bytes.get(), request->memory, request->bytes);
+  slot_bytes_ += request->bytes;
   unexpected_.emplace(tag, std::move(slot));
   request->finish();
   hub_.completed();
@@ -549,13 +592,13 @@ void SelfParty::post_receive(const std::shared_ptr<Request>& request) {
   }
   const Slot slot = std::move(it->second);
   unexpected_.erase(it);
-  slot_bytes_ -= slot.size;
-  if (slot.size != request->bytes) {
-    const Error error = differ(tag.group, slot.size, request);
+  slot_bytes_ -= slot.terms.bytes;
+  if (slot.terms != request->terms()) {
+    const Error error = differ(tag.group, slot.terms.bytes, request);
     request->finish(error);
     hub_.late_mismatch(tag.group, self_, tag, error);
   } else {
-    if (slot.size > 0) std::memcpy(request->memory, slot.bytes.get(), slot.size);
+    if (request->bytes > 0) std::memcpy(request->memory, slot.bytes.get(), request->bytes);
     request->finish();
   }
   hub_.completed();
@@ -571,7 +614,7 @@ void SelfParty::cancel(uint64_t group, const Error& error) {
   }
   std::erase_if(unexpected_, [&](const auto& entry) {
     if (entry.first.group != group) return false;
-    slot_bytes_ -= entry.second.size;
+    slot_bytes_ -= entry.second.terms.bytes;
     return true;
   });
 }

@@ -4,6 +4,7 @@
 // Guarded by the engine's lock.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -60,13 +61,19 @@ using Requests = std::unordered_map<Tag, std::shared_ptr<Request>, TagHash>;
 
 struct Slot {
   std::unique_ptr<std::byte[]> bytes;
-  size_t size = 0;
+  Terms terms;
 };
 using Slots = std::unordered_map<Tag, Slot, TagHash>;
 
-// The text of a mismatch, the same on both sides.
+// What the other side has said about a message that has found no request here.
+using Notices = std::unordered_map<Tag, Terms, TagHash>;
+
+// The text of a mismatch, the same on both sides. Where the sizes are equal, the fingerprints differ.
 Error mismatch(uint64_t group, const std::string& sender, size_t sent, const std::string& receiver, size_t received,
                const Tag& tag);
+
+// The text where two ranks' fingerprints differ.
+Error unlike(uint64_t group, const std::string& one, const std::string& other, const Tag& tag);
 
 // "communicator 0x1f", for error texts.
 std::string group_text(uint64_t group);
@@ -116,11 +123,13 @@ class Peer final : public Party, public Sink {
   bool refuse_duplicate(Requests& pending, const std::shared_ptr<Request>& request, const char* what);
   std::optional<Error> unusable(uint64_t group);
   void tell(const Frame& frame, std::string text);
-  void announce(FrameType type, const Tag& tag, uint64_t bytes, uint64_t other = 0, uint64_t detail = 0);
+  void announce(FrameType type, const Tag& tag, uint64_t bytes, uint64_t other, uint64_t detail);
+  void announce(FrameType type, const Request& request);
   void fail_receive(const std::shared_ptr<Request>& request, uint64_t sent, bool eager);
   void fail_send(const std::shared_ptr<Request>& request, uint64_t received);
   void free_slot(size_t bytes);
   void return_credits();
+  bool clashes(const Tag& tag, uint64_t fingerprint);
   Landing land_eager(const Frame& frame);
   Landing land_data(const Frame& frame);
   void landed_eager(const Frame& frame, Landing landing);
@@ -141,10 +150,17 @@ class Peer final : public Party, public Sink {
   Requests sends_, receives_;                                               // pending
   std::vector<std::shared_ptr<Request>> waiting_sends_, waiting_receives_;  // for the connection
   std::vector<std::pair<Frame, std::string>> waiting_control_;
-  Slots unexpected_;                                   // came whole, no receive yet
-  std::unordered_map<Tag, uint64_t, TagHash> ready_;   // READY that found no send
-  std::unordered_map<Tag, uint64_t, TagHash> wanted_;  // WANT that found no receive
-  std::unordered_set<uint64_t> left_;                  // groups that the peer has left
+  Slots unexpected_;                   // came whole, no receive yet
+  Notices ready_;                      // READY that found no send
+  Notices wanted_;                     // WANT that found no receive
+  std::unordered_set<uint64_t> left_;  // groups that the peer has left
+
+  // The fingerprints of recent operations, as either side said them first; by sequence, the newest in each place.
+  struct Known {
+    uint64_t group = 0, sequence = 0, fingerprint = 0;
+    uint16_t channel = 0;
+  };
+  std::array<Known, kSlots> known_{};
 
   uint32_t slots_ = kSlots, slot_bytes_ = kSlotBytes;  // free at the receiver, as far as this side knows
   uint32_t used_ = 0, used_bytes_ = 0;                 // here: taken by messages of the peer

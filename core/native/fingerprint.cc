@@ -1,0 +1,50 @@
+#include "fingerprint.h"
+
+#include <array>
+#include <bit>
+#include <vector>
+
+namespace polyccl {
+namespace {
+
+uint64_t digest(const std::vector<uint64_t>& words) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (uint64_t word : words) {
+    for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ ((word >> shift) & 0xff)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+// The finalizer of SplitMix64: a bijection in which every bit of the input moves about half of the output's.
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+Fingerprint Fingerprint::of(const Call& call) {
+  Fingerprint f;
+  f.kind = call.kind();
+  if (f.kind == POLYCCL_KIND_BARRIER) return f;
+  f.dtype = call.dtype;
+  f.strict = call.strict ? 1 : 0;
+  if (call.row->reduces) f.reduction = call.reduction;
+  if (call.row->rooted) f.root = call.peer;
+  if (!call.row->ragged) f.count = call.count;
+  // Each rank of an all_to_all_v has counts of its own.
+  if (call.row->ragged && f.kind != POLYCCL_KIND_ALL_TO_ALL_V) {
+    f.counts_digest = digest(call.row->input == Shape::kBlocks ? call.input.counts : call.output.counts);
+  }
+  return f;
+}
+
+uint64_t Fingerprint::hash(uint64_t within) const {
+  using Words = std::array<uint64_t, sizeof(Fingerprint) / sizeof(uint64_t)>;
+  uint64_t hash = within;
+  for (uint64_t word : std::bit_cast<Words>(*this)) hash = mix(hash + 0x9e3779b97f4a7c15 + word);
+  return hash;
+}
+
+}  // namespace polyccl
