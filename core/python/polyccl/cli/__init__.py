@@ -1,4 +1,4 @@
-"""The command line: ``polyccl info``, ``launch``, ``plan``, ``env``, and the paths that a vendor's build needs.
+"""The command line: ``polyccl info``, ``launch``, ``doctor``, ``plan``, ``env``, and the paths that a vendor's build needs.
 
 Only this package imports typer and rich; ``import polyccl`` does not.
 """
@@ -13,7 +13,7 @@ import typer
 from .. import backends, environment
 from .._version import __version__
 from ..errors import CommError
-from . import info, launch, plan
+from . import doctor, info, launch, plan
 
 app = typer.Typer(
     name="polyccl",
@@ -74,6 +74,26 @@ def run_launch(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--islands") from None
     raise typer.Exit(launch.launch(parsed, command, interleave, check, timeout, grace))
+
+
+@app.command("doctor", epilog="Example: torchrun --nnodes 2 ... --no-python polyccl doctor")
+def run_doctor(
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that each step may take.", min=0.1)] = 30.0,
+    size: Annotated[str, typer.Option("--bytes", help="Size of the messages that rails are timed with.")] = "4MiB",
+    device: Annotated[
+        str | None, typer.Option("--device", help="As in new_comm; else that of POLYCCL_LOCAL's library, or the CPU.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Examine a job: run it as every rank, by any launcher. Exit status 1 where something is wrong, with who and what.
+
+    Prints, on rank 0, what every rank has, checks that all can talk to each other, and times the links between islands.
+    """
+    try:
+        count = environment.parse_bytes(size)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--bytes") from None
+    raise typer.Exit(doctor.run(timeout, count, device, as_json))
 
 
 @app.command("plan")
