@@ -1,0 +1,1 @@
+"""PolyCCL under torch.distributed: every call, and what is built on top of it."""
