@@ -327,111 +327,6 @@ std::shared_ptr<Work> Communicator::start(const std::shared_ptr<Execution>& e, b
   return work;
 }
 
-// ---- streams of users -----------------------------------------------------------------------------------------------
-
-// What waits, in a lane, until the user's stream has come to this call. Empty where there is no stream.
-std::function<void()> Communicator::users_stream_reached(const Call& call) {
-  if (!config_.device || !call.stream.known()) return {};
-  std::shared_ptr<void> mark(config_.device->event());
-  config_.device->record(mark.get(), call.stream.handle);
-  return [this, mark, deadline = call.deadline] {
-    config_.device->wait(library_stream_.get(), mark.get());
-    config_.device->synchronize(library_stream_.get(), deadline, [this] { return failure().has_value(); });
-  };
-}
-
-// Let the user's stream, and not the host, wait for an operation of the lanes: now for a synchronous one, at wait() for
-// another. False where streams cannot wait for the host.
-bool Communicator::follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async) {
-  if (!config_.device || !stream.known() || !config_.device->has_flags()) return false;
-  const Flag flag = take_flag();
-  work->on_done([this, flag] {
-    __atomic_store_n(flag.first, flag.second, __ATOMIC_RELEASE);  // after an error too: no stream hangs
-    std::scoped_lock lock(flags_mutex_);
-    free_flags_.push_back(flag);
-  });
-  if (async) {
-    work->set_join([device = config_.device, flag, stream] {
-      device->await_flag(current_stream(stream), flag.first, flag.second);
-    });
-  } else {
-    config_.device->await_flag(stream.handle, flag.first, flag.second);
-  }
-  return true;
-}
-
-Communicator::Flag Communicator::take_flag() {
-  constexpr size_t kFlags = 64, kStride = 64;  // a cache line each
-  std::scoped_lock lock(flags_mutex_);
-  if (free_flags_.empty()) {
-    flags_memory_.push_back(config_.device->pinned(kFlags * kStride));
-    char* memory = static_cast<char*>(flags_memory_.back().get());
-    std::memset(memory, 0, kFlags * kStride);
-    for (size_t i = 0; i < kFlags; ++i) free_flags_.emplace_back(reinterpret_cast<uint32_t*>(memory + i * kStride), 0);
-  }
-  Flag flag = free_flags_.back();
-  free_flags_.pop_back();
-  ++flag.second;  // streams wait for at least this value, so a word may be used again
-  return flag;
-}
-
-void* Communicator::current_stream(const UserStream& stream) {
-  void* handle = nullptr;
-  stream.current(stream.device_type, stream.device_index, &handle);
-  return handle;
-}
-
-// The library's own order on streams: enqueue from the caller's thread, a synchronous operation on his stream, another
-// on the library's.
-std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vector<polyccl_op> ops, bool async,
-                                                    const Keep& keep) {
-  const std::string operation(call.row->name);
-  void* stream = async ? library_stream_.get() : call.stream.handle;
-  const Device& device = *config_.device;
-  std::shared_ptr<void> mark(device.event());
-  if (async) {
-    device.record(mark.get(), call.stream.handle);
-    device.wait(stream, mark.get());
-  }
-  std::vector<const polyccl_op*> pointers;
-  for (polyccl_op& op : ops) {
-    op.stream = stream;
-    pointers.push_back(&op);
-  }
-  try {
-    std::scoped_lock lock(library_mutex_);
-    config_.native->run(pointers, operation);
-  } catch (const Error& error) {
-    throw located(fail(error), operation);
-  }
-  std::shared_ptr<void> done(device.event());
-  device.record(done.get(), stream);
-  auto watch = std::make_shared<Execution>();
-  watch->call.row = call.row;
-  watch->call.deadline = call.deadline;
-  watch->work = std::make_shared<Work>(operation, call.deadline);
-  watch->work->keep_alive(keep());
-  if (async) {
-    watch->work->set_join(
-        [keep = config_.device, done, from = call.stream] { keep->wait(current_stream(from), done.get()); });
-  } else {
-    watch->work->set_join([] {});  // the user's stream is in order already
-  }
-  watch->prepare = [this, done, deadline = call.deadline, operation] {
-    try {
-      config_.device->await(done.get(), deadline, [this, &operation] {
-        config_.native->check_async(operation);
-        return failure().has_value();
-      });
-    } catch (const Error& error) {
-      throw fail(error);
-    }
-  };
-  auto work = watch->work;
-  executor_->enqueue(std::move(watch));
-  return work;
-}
-
 void Communicator::await(Work& work, const Interrupted& interrupted) {
   if (!work.wait(0, interrupted)) {
     // No one else can wait for it, and it must not go on with the caller's memory.
@@ -441,8 +336,7 @@ void Communicator::await(Work& work, const Interrupted& interrupted) {
   if (auto error = work.error()) throw located(*error, work.description());
 }
 
-// ---- point to point
-// -------------------------------------------------------------------------------------------------------------
+// ---- point to point ------------------------------------------------------------------------------------------------
 
 // Messages need no slots and no order among operations: a plan made here carries them, its tags count messages by pair.
 std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> calls) {
@@ -484,47 +378,6 @@ std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> cal
   e->plan = std::move(plan);
   e->call = std::move(whole);
   return e;
-}
-
-// A batch by the device's library.
-std::shared_ptr<Work> Communicator::issue_library_messages(const std::vector<Call>& calls, bool async, const Keep& keep,
-                                                           const Interrupted& interrupted) {
-  std::vector<polyccl_op> ops;
-  for (const Call& call : calls) ops.push_back(library_op(call));
-  if (calls[0].stream.known() && library_calls_ == 0) return issue_on_stream(calls[0], std::move(ops), async, keep);
-  auto e = std::make_shared<Execution>();
-  e->call = calls[0];
-  auto held = std::make_shared<std::vector<Call>>(calls);
-  run_whole(*e, [this, ops = std::move(ops), held, ready = users_stream_reached(calls[0])] {
-    if (ready) ready();
-    run_library(ops, "messages");
-  });
-  return start(e, async, false, keep, interrupted);
-}
-
-// Messages of device memory over the link: by way of pinned memory, which lives as long as the call.
-void Communicator::stage_messages(std::vector<Call>& calls) {
-  for (Call& call : calls) {
-    const bool sends = call.kind() == POLYCCL_KIND_SEND;
-    const size_t bytes = call.count * call.element();
-    if (bytes == 0) continue;
-    Side& side = sends ? call.input : call.output;
-    call.staging = std::shared_ptr<void>(config_.device->pinned(bytes));
-    char* user = std::exchange(side.blocks[0], static_cast<char*>(call.staging.get()));
-    if (sends) {
-      copy_now(call.staging.get(), user, bytes, call.deadline);
-    } else {
-      call.unstage = [this, user, staging = call.staging, bytes, deadline = call.deadline] {
-        copy_now(user, staging.get(), bytes, deadline);
-      };
-    }
-  }
-}
-
-void Communicator::copy_now(void* output, const void* input, size_t bytes, Deadline deadline) {
-  const auto stream = config_.device->stream();
-  config_.device->copy(stream.get(), output, input, bytes);
-  config_.device->synchronize(stream.get(), deadline, [this] { return failure().has_value(); });
 }
 
 std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool async, const Keep& keep,
@@ -596,8 +449,7 @@ int Communicator::find_sender(uint32_t tag, Deadline deadline, const Interrupted
   throw Error(Code::kTimeout, where(operation) + ": nothing came with tag " + std::to_string(tag));
 }
 
-// ---- legs of a bridge's plans
-// ---------------------------------------------------------------------------------------------------
+// ---- legs of a bridge's plans --------------------------------------------------------------------------------------
 
 void Communicator::local(Lane lane, const Call& call, const Interrupted& interrupted) {
   config_.island[lane == Lane::kPost ? 1 : 0]->run_leg(call, interrupted);
@@ -652,8 +504,7 @@ void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtyp
   run_library(std::move(ops), "a group of messages");
 }
 
-// ---- the end
-// --------------------------------------------------------------------------------------------------------------------
+// ---- the end -------------------------------------------------------------------------------------------------------
 
 void Communicator::announce_refusal() {
   if (!config_.check || size() == 1 || broken_ || finalized_) return;

@@ -47,6 +47,8 @@ struct Step {
   std::vector<uint32_t> deps;
 };
 
+inline bool is_message(const Step& step) { return step.verb == Verb::kSend || step.verb == Verb::kRecv; }
+
 struct Scratch {
   Fraction size;        // in lengths of an iteration
   bool device = false;  // whether it lies where input and output do, on a device; else it is the host's
