@@ -177,7 +177,7 @@ class Communicator : private Legs {
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;
   uint64_t leg_messages_ = 0;
-  std::mutex messages_mutex_;  // of the counts; never held while waiting
+  std::mutex messages_mutex_;                                      // of the counts; never held while waiting
   std::map<std::pair<int, uint32_t>, uint64_t> sends_, receives_;  // point to point, by peer and tag
 
   std::mutex plans_mutex_;
