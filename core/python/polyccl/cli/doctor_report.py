@@ -41,7 +41,10 @@ _INTERNAL = ("hello", "nonce", "link")
 
 
 def _ranks(entries: list[dict[str, Any]]) -> Table:
-    table = Table("rank", "island", "host", "PolyCCL", "Python", "torch", "NumPy", "backend", "library", "address", "interface")
+    table = Table("rank", "island", "host", "PolyCCL", "Python", "torch", "NumPy", "backend")
+    table.add_column("library", overflow="fold")
+    table.add_column("address")
+    table.add_column("interface")
     for told in entries:
         library = "\n".join(filter(None, (told.get("library"), told.get("file"))))
         address = f"{told['address']} port {told['port']}" if told.get("address") else ""
