@@ -26,7 +26,7 @@ MYPY = "mypy==2.4.1"
 CLANG_FORMAT = "clang-format==14.0.6"  # another version formats otherwise: change it together with the code
 FAMILIES = {"ncclx": "nccl", "rcclx": "rccl"}  # backends that share the folder of another
 DOUBLES_TESTS = "tests/unit/test_doubles.py"
-TEST_FOLDERS = ("tests/unit", "tests/planner", "tests/jobs")
+TEST_FOLDERS = ("tests/unit", "tests/planner", "tests/jobs", "tests/torch")
 
 nox.options.sessions = ["tests", "lint"]
 nox.options.reuse_venv = "yes"
@@ -215,6 +215,14 @@ def _backend_session(session: nox.Session, backend: str) -> None:
 def tests_host(session: nox.Session) -> None:
     """The built-in host backend, in a build with no other."""
     _backend_session(session, "host")
+
+
+@nox.session
+def tests_torch(session: nox.Session) -> None:
+    """All tests of PolyCCL under torch.distributed, on all islands; `nox -s tests` runs a sample."""
+    _system_packages(session, gloo=True)
+    _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "gloo"})
+    session.run("pytest", "tests/torch", "--all-islands", *session.posargs)
 
 
 @nox.session

@@ -55,6 +55,8 @@ void raise_python(const std::exception_ptr& thrown, void*) {
 
 NB_MODULE(_native, m) {
   m.doc() = "The native core of PolyCCL. Use the package polyccl; what is here may change.";
+  // What a process group of torch holds lives until the process ends, which is no leak that a user could mend.
+  nanobind::set_leak_warnings(false);
   nanobind::register_exception_translator(polyccl::raise_python);
   polyccl::bind_arithmetic(m);
   polyccl::bind_backend(m);

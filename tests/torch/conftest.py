@@ -23,6 +23,36 @@ from tests.jobs.shapes import Shape  # noqa: E402
 from . import ranks as here  # noqa: E402
 
 
+# Of the islands that a test is there for, the ones that a sample of the tests takes.
+SAMPLE = ("gloo=1,host=2", "gloo=2,gloo=2", "host=2,host=2")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-islands", action="store_true", help="run torch's tests on all islands, and inductor, instead of a sample"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "only_in_full: left out of the sample of torch's tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all-islands", default=False):
+        return
+    dropped = [item for item in items if not _in_sample(item)]
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=dropped)
+
+
+def _in_sample(item: pytest.Item) -> bool:
+    if not Path(item.path).is_relative_to(Path(__file__).parent):
+        return True
+    chosen = getattr(item, "callspec", None)
+    islands = chosen.params.get("islands") if chosen is not None else None
+    return not list(item.iter_markers("only_in_full")) and (islands is None or islands in SAMPLE)
+
+
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     """Rank processes that all tests share."""

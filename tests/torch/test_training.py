@@ -46,8 +46,8 @@ def test_unused_parameters(ranks: Ranks, islands: str) -> None:
 
 
 @pytest.mark.parametrize("islands", ISLANDS)
-def test_gradients_in_bfloat16_come_close(ranks: Ranks, islands: str) -> None:
-    same(ranks(training.ddp_bf16_hook, islands), training.alone(), rtol=0.05, atol=0.02)
+def test_gradients_in_float16_come_close(ranks: Ranks, islands: str) -> None:
+    same(ranks(training.ddp_half_hook, islands), training.alone(), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("islands", ISLANDS)
@@ -72,6 +72,7 @@ def test_compiled_collectives(ranks: Ranks, islands: str) -> None:
     ranks(training.compiled, islands, "aot_eager")
 
 
+@pytest.mark.only_in_full
 @pytest.mark.timeout(300)
 def test_compiled_collectives_by_inductor(ranks: Ranks) -> None:
     ranks(training.compiled, "gloo=1,gloo=1", "inductor", deadline=250)

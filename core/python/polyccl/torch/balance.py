@@ -66,8 +66,8 @@ class Balance:
             self._seconds += ended - began
             self._rows += self._batch_size
 
-    def hook(self, state: Any, bucket: Any) -> Any:
-        """DDP's communication hook: the weighed sum of a bucket's gradients, shape (n,)."""
+    def reduce(self, bucket: Any) -> Any:
+        """What DDP's communication hook does: a Future of the weighed sum of the bucket's gradients, shape (n,)."""
         self._last_bucket = time.perf_counter()
         gradients = bucket.buffer()
         part = self._comm.all_reduce(gradients, ReduceOp.PREMUL_SUM(self._share), True)
@@ -122,7 +122,8 @@ def balance(module: Any, batch_size: int) -> Balance:
     if not isinstance(module, torch.nn.parallel.DistributedDataParallel) or not isinstance(group, ProcessGroup):
         raise InvalidArgument("balance: a DistributedDataParallel over a process group of PolyCCL is wanted")
     result = Balance(group, batch_size)
-    module.register_comm_hook(None, result.hook)
+    # torch reads a hook's annotations, and not as text: this one has none.
+    module.register_comm_hook(None, lambda state, bucket: result.reduce(bucket))
     return result
 
 
