@@ -272,25 +272,23 @@ void Executor::run_steps(Iteration& it, Lane lane) {
   flush();
 }
 
-// A plan of messages, on a library that has send and recv: whatever else is ready comes first, then all messages that are, as one
-// fused group. So the groups of two ranks that exchange meet, in whatever order their plans list the steps.
+// A plan of messages, on a library that has send and recv: in the order of the plan up to the first step that must wait, and all messages on
+// the way as one fused group. So the groups of two ranks that exchange meet, and none holds a message of a later phase.
 void Executor::run_grouped(Iteration& it) {
   const auto& steps = it.section->steps;
   while (it.left != 0) {
     std::vector<uint32_t> group;
-    bool moved = false;
     for (uint32_t i = 0; i < steps.size(); ++i) {
-      if (it.done[i] || !it.ready(steps[i])) continue;
+      if (it.done[i]) continue;
+      if (!it.ready(steps[i])) break;
       if (is_message(steps[i])) {
         group.push_back(i);
       } else {
         run_step(it, steps[i], steps[i].lane);
         mark(it, i);
-        moved = true;
       }
     }
-    // What ran may have made more messages ready: they belong to the same group.
-    if (!moved) run_group(it, Lane::kCross, group);
+    run_group(it, Lane::kCross, group);
   }
 }
 
