@@ -22,7 +22,6 @@ from tests.jobs.shapes import Shape  # noqa: E402
 
 from . import ranks as here  # noqa: E402
 
-
 # Of the islands that a test is there for, the ones that a sample of the tests takes.
 SAMPLE = ("gloo=1,host=2", "gloo=2,gloo=2", "host=2,host=2")
 
