@@ -73,15 +73,25 @@ Comm::Comm(const polyccl_comm_config& config)
 #endif
   choose_interface(config.address, config.interface);
   guard_worker();
+  const Inside call;
   const oneccl::UniqueId id = meet(one_, config);
+  static const bool before = (watch_exit(), true);
   check(one_.api.CommInitRank(&comm_, static_cast<size_t>(size_), id, rank_), "onecclCommInitRank");
+  static const bool after = (watch_exit(), true);
+  (void)before, (void)after;
 }
 
 // What a failure left behind is not taken apart: a peer that is gone may be waited for there.
 Comm::~Comm() {
   if (aborted_ || failed_ || comm_ == nullptr || !worker_failure().empty()) return;
+  const Inside call;
   (void)one_.api.CommFinalize(comm_);
   (void)one_.api.CommDestroy(comm_);
+}
+
+void Comm::abort() {
+  aborted_ = true;
+  leave_behind();
 }
 
 void Comm::require_alive() const {
@@ -94,6 +104,7 @@ void Comm::require_alive() const {
 void Comm::check(oneccl::Result result, const char* function) {
   if (result == oneccl::kSuccess) return;
   failed_ = true;
+  leave_behind();
   throw Failure(result == oneccl::kNotImplemented ? POLYCCL_ERROR_UNSUPPORTED : POLYCCL_ERROR_INTERNAL,
                 function + words_of(one_, result, comm_));
 }
@@ -102,6 +113,7 @@ void Comm::run(const polyccl_op* const* ops, uint32_t n) {
   require_alive();
   std::vector<Op> parsed;
   for (uint32_t i = 0; i < n; ++i) parsed.push_back(parse(one_.api, *ops[i], rank_, size_));
+  const Inside running;
   if (n == 1) {
     check(call(one_.api, parsed[0], comm_, rank_), function_of(parsed[0].c.kind));
     return;

@@ -27,7 +27,7 @@ class Comm {
   void run(const polyccl_op* const* ops, uint32_t n);
 
   // No call begins any more; one that is running goes on.
-  void abort() { aborted_ = true; }
+  void abort();
 
   void set_error(const std::string& text);
   std::string error() const;

@@ -22,9 +22,14 @@ std::atomic<bool> worker_ended{false};
 char worker_words[512] = "";  // whole before `worker_ended` is set
 std::terminate_handler others = nullptr;
 
-// oneCCL's own clean-up joins its threads when the process exits, so a parked one would hold it for ever: what was
-// registered after oneCCL was loaded runs before that.
+std::atomic<int> inside{0};
+std::atomic<bool> left_behind{false};
+
+// oneCCL's own clean-up waits for its threads when the process exits, and they for a peer that is gone: where something
+// was given up the process ends here. Of such handlers the last registered runs first, and oneCCL registers its own as
+// it goes along: so this one is registered again whenever it gets a reason.
 void leave(int status, void*) {
+  if (inside == 0 && !left_behind && !worker_ended) return;
   std::fflush(nullptr);
   ::_exit(status);
 }
@@ -64,6 +69,15 @@ void guard_worker() {
     return true;
   }();
   (void)once;
+}
+
+Inside::Inside() { ++inside; }
+Inside::~Inside() { --inside; }
+
+void watch_exit() { ::on_exit(leave, nullptr); }
+
+void leave_behind() {
+  if (!left_behind.exchange(true)) watch_exit();
 }
 
 std::string worker_failure() {

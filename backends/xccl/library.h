@@ -37,4 +37,18 @@ std::string worker_failure();
 // thread is parked then. Other uncaught exceptions end the process as ever.
 void guard_worker();
 
+// Lives while a call of oneCCL runs.
+class Inside {
+ public:
+  Inside();
+  ~Inside();
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+};
+
+// With a communicator that was left as it is, and with a call that does not return, the process skips oneCCL's own
+// clean-up at its exit, which would wait for them. watch_exit() is for calls from now on.
+void leave_behind();
+void watch_exit();
+
 }  // namespace polyccl_xccl
