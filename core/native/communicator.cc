@@ -235,15 +235,21 @@ void Communicator::run_library(std::vector<polyccl_op> ops, const std::string& d
     op.stream = library_stream_.get();
     pointers.push_back(&op);
   }
-  {
-    std::scoped_lock lock(library_mutex_);
-    config_.native->run(pointers, doing);
+  try {
+    {
+      std::scoped_lock lock(library_mutex_);
+      config_.native->run(pointers, doing);
+    }
+    if (!config_.device) return;
+    config_.device->synchronize(library_stream_.get(), ops[0].deadline, [this, &doing] {
+      config_.native->check_async(doing);
+      return failure().has_value();
+    });
+  } catch (const Error& error) {
+    // A library that was aborted can say no more than that; what it was aborted for can.
+    const auto failed = failure();
+    throw error.code() == Code::kAborted && failed ? *failed : error;
   }
-  if (!config_.device) return;
-  config_.device->synchronize(library_stream_.get(), ops[0].deadline, [this, &doing] {
-    config_.native->check_async(doing);
-    return failure().has_value();
-  });
 }
 
 std::shared_ptr<Execution> Communicator::make_execution(Call call) {
