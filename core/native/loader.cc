@@ -16,6 +16,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "reduce.h"
@@ -70,9 +71,35 @@ std::string clean(const char* buffer, size_t size) {
 // What a plugin is given: the host table, one for each plugin, so that its log lines carry its name
 // ---------------------------------------------------------------------------------------------------------------------
 
+const char* log_word(int32_t level) {
+  switch (level) {
+    case POLYCCL_LOG_ERROR:
+      return "error";
+    case POLYCCL_LOG_WARNING:
+      return "warning";
+    case POLYCCL_LOG_INFO:
+      return "info";
+    default:
+      return "debug";
+  }
+}
+
+// The least severe level that is printed: POLYCCL_LOG, read once.
+int32_t log_limit() {
+  static const int32_t limit = [] {
+    const char* named = std::getenv("POLYCCL_LOG");
+    const std::string_view name = named == nullptr ? "warning" : named;
+    if (name == "error") return int32_t{POLYCCL_LOG_ERROR};
+    if (name == "info") return int32_t{POLYCCL_LOG_INFO};
+    if (name == "debug") return int32_t{POLYCCL_LOG_DEBUG};
+    return int32_t{POLYCCL_LOG_WARNING};
+  }();
+  return limit;
+}
+
 void print_log(int32_t level, const std::string& path, const char* text) {
-  if (level > POLYCCL_LOG_WARNING) return;
-  std::fprintf(stderr, "polyccl: %s: %s: %s\n", path.c_str(), level == POLYCCL_LOG_ERROR ? "error" : "warning", text);
+  if (level > log_limit()) return;
+  std::fprintf(stderr, "polyccl: %s: %s: %s\n", path.c_str(), log_word(level), text);
 }
 
 std::atomic<LogSink> log_sink{print_log};
