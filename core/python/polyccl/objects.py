@@ -21,11 +21,10 @@ def all_gather_object(
     """Fill ``object_list``, one entry for each rank, with every rank's ``obj``."""
     size = comm.get_size()
     _require_length("object_list", object_list, size)
-    lengths, blocks, data = _announce(comm, obj, timeout)
+    blocks, data = _announce(comm, obj, timeout)
     comm.all_gather_v(blocks, data, timeout=timeout)
     for rank in range(size):
         object_list[rank] = _read(blocks[rank], weights_only)
-    del lengths
 
 
 def gather_object(
@@ -40,7 +39,7 @@ def gather_object(
     at_root = comm.get_rank() == root
     if at_root:
         _require_length("object_gather_list", object_gather_list, comm.get_size())
-    _, blocks, data = _announce(comm, obj, timeout)
+    blocks, data = _announce(comm, obj, timeout)
     outputs = blocks if at_root else [block[:0] for block in blocks]
     empty = data[:0]
     inputs = [data if rank == root else empty for rank in range(comm.get_size())]
@@ -120,13 +119,13 @@ def recv_object_list(
     object_list[:] = received
 
 
-def _announce(comm: Comm, obj: Any, timeout: Timeout) -> tuple[Any, list[Any], Any]:
-    """Tell all ranks how long this rank's object is: their lengths, memory for all of them, and this rank's bytes."""
+def _announce(comm: Comm, obj: Any, timeout: Timeout) -> tuple[list[Any], Any]:
+    """Tell all ranks how long this rank's object is. Returns memory for all objects, by rank, and this rank's bytes."""
     torch = _torch()
     data = _write(obj)
     lengths = torch.empty(comm.get_size(), dtype=torch.int64)
     comm.all_gather_single(lengths, torch.tensor([data.numel()], dtype=torch.int64), timeout=timeout)
-    return lengths, [torch.empty(n, dtype=torch.uint8) for n in lengths.tolist()], data
+    return [torch.empty(n, dtype=torch.uint8) for n in lengths.tolist()], data
 
 
 def _write(obj: Any) -> Any:
