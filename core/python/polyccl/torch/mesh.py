@@ -51,14 +51,14 @@ def init_device_mesh(mesh_dim_comms: Sequence[Comm], mesh_dim_names: Sequence[st
     for comm in comms:
         if id(comm) not in groups:
             groups[id(comm)] = _register(comm, _gathered(comm, [world.get_rank()]).flatten().tolist())
-    kind = torch.device(world.get_device().replace("hip", "cuda")).type
+    kind = torch.device(world._group.device.replace("hip", "cuda")).type
     ordered = [groups[id(comm)] for comm in comms]
     return DeviceMesh.from_group(ordered[0] if len(ordered) == 1 else ordered, kind, mesh, mesh_dim_names=names)
 
 
 def _gathered(comm: Comm, row: Sequence[int]) -> torch.Tensor:
     """Every rank's row of whole numbers, shape (ranks, numbers)."""
-    device = comm.get_device().replace("hip", "cuda")
+    device = comm._group.device.replace("hip", "cuda")
     own = torch.tensor(row, dtype=torch.int64, device=device)
     table = torch.empty(comm.get_size(), len(row), dtype=torch.int64, device=device)
     comm.all_gather_single(table, own).wait()
@@ -82,7 +82,7 @@ def _grid(world: Comm, comms: Sequence[Comm]) -> torch.Tensor:
 
 def _register(comm: Comm, ranks: Sequence[int], default: bool = False) -> ProcessGroup:
     """Make the communicator a group that torch knows. ``ranks`` are the global ones."""
-    kind = torch.device(comm.get_device().replace("hip", "cuda")).type
+    kind = torch.device(comm._group.device.replace("hip", "cuda")).type
     group = ProcessGroup(comm, TorchsStore(comm._group.store), device_types=sorted({"cpu", kind}))
     name = c10d.GroupName(f"{comm.get_name()}:{next(_numbers)}")
     group._set_group_name(name)

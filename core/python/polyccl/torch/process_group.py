@@ -59,7 +59,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._together: list[Work] | None = None  # between the start and the end of coalescing
         self._anyone: dict[int, FromAnyone] = {}  # by tag: the newest receive from any rank
         self._backend = Backend(self)
-        device = torch.device(comm.get_device().replace("hip", "cuda"))
+        device = torch.device(comm._group.device.replace("hip", "cuda"))
         self._device = device
         self._on_host = device.type == "cpu"
         if bound is not None:
@@ -408,7 +408,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks are here, else raise CommTimeout with those that are not; breaks nothing. Goes by the store."""
-        limit = timedelta(seconds=self._comm.get_options().timeout) if timeout is None else timeout
+        limit = timedelta(seconds=self._comm._group.options.timeout) if timeout is None else timeout
         monitored_barrier(self, limit, wait_all_ranks)
 
     # ---- several calls as one -----------------------------------------------------------------------------------------------
