@@ -1,7 +1,7 @@
 """A script for torchcomms, as a user of it writes one: the calls of its README and its documentation, on the CPU.
 
-It knows nothing of PolyCCL. The tests run it with its import changed and with nothing changed, on one library and on a bridge. Where
-the README is wrong it is mended: `new_comm` gets its name, and timeouts are timedeltas. ``BACKEND`` names the library, gloo by default.
+It knows nothing of PolyCCL. The tests run it with its import changed and with nothing changed, on one library and on a bridge.
+Where the README is wrong it is mended: `new_comm` gets its name, timeouts are timedeltas. ``BACKEND`` names the library, else gloo.
 """
 
 import os

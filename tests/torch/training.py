@@ -173,8 +173,8 @@ def zero() -> list[Tensor]:
 # ---- shards -------------------------------------------------------------------------------------------------------------------
 
 
-def fsdp2() -> list[Tensor]:
-    """fully_shard, with a group of its own for reduce_scatter where torch has that."""
+def fsdp2(own_group: bool = True) -> list[Tensor]:
+    """fully_shard, with a group of its own for reduce_scatter where torch has that and it is wanted."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -182,7 +182,7 @@ def fsdp2() -> list[Tensor]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for layer in (model.first, model.last, model):
         fully_shard(layer, mesh=mesh)
-    if hasattr(model, "set_separate_reduce_scatter_group"):
+    if own_group and hasattr(model, "set_separate_reduce_scatter_group"):
         model.set_separate_reduce_scatter_group(True)
     train(model, optimizer_of(model), mine)
     return values(model)
