@@ -77,11 +77,14 @@ void State::add(Buffer* buffer) {
   live_.insert(buffer);
 }
 
-void State::remove(Buffer* buffer, std::unique_ptr<gloo::transport::UnboundBuffer> done) {
-  std::unique_ptr<gloo::transport::UnboundBuffer> oldest;  // freed outside the lock: freeing may spin
+void State::remove(Buffer* buffer) {
   const std::lock_guard lock(mutex_);
   live_.erase(buffer);
-  if (!done) return;
+}
+
+void State::park(std::unique_ptr<gloo::transport::UnboundBuffer> done) {
+  std::unique_ptr<gloo::transport::UnboundBuffer> oldest;  // freed outside the lock: freeing may spin
+  const std::lock_guard lock(mutex_);
   parked_.push_back(std::move(done));
   if (parked_.size() <= kParked) return;
   oldest = std::move(parked_.front());
@@ -104,10 +107,10 @@ Buffer::Buffer(std::shared_ptr<State> state, std::unique_ptr<gloo::transport::Un
 }
 
 Buffer::~Buffer() {
+  state_->remove(this);  // first: end() calls those that are live, from any thread
   // Where something is still posted, Gloo's thread may yet write to this memory: only the real destructor rules that
   // out.
-  const bool clean = sends_.pending == 0 && receives_.pending == 0;
-  state_->remove(this, clean ? std::move(inner_) : nullptr);
+  if (sends_.pending == 0 && receives_.pending == 0) state_->park(std::move(inner_));
 }
 
 bool Buffer::waitRecv(int* rank, std::chrono::milliseconds) {

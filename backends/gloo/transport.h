@@ -69,7 +69,8 @@ class State {
   void end_if_stuck(const std::vector<bool>& gone, const std::string& text);
 
   void add(Buffer* buffer);
-  void remove(Buffer* buffer, std::unique_ptr<gloo::transport::UnboundBuffer> done);  // `done` is parked; may be null
+  void remove(Buffer* buffer);
+  void park(std::unique_ptr<gloo::transport::UnboundBuffer> done);
   void clear_parked();
 
   std::atomic<int64_t> deadline{0};  // of the operation that runs
