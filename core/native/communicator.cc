@@ -246,10 +246,20 @@ void Communicator::run_library(std::vector<polyccl_op> ops, const std::string& d
       return failure().has_value();
     });
   } catch (const Error& error) {
-    // A library that was aborted can say no more than that; what it was aborted for can.
-    const auto failed = failure();
-    throw error.code() == Code::kAborted && failed ? *failed : error;
+    throw cause(error);
   }
+}
+
+// What a library's error came from. A library that was aborted, or whose peer's side was, can say no more than that; the
+// communicator that ended it can, and so can the link, which knows the rank that is lost. Their word may come a moment
+// after the library's.
+Error Communicator::cause(const Error& seen) {
+  constexpr int64_t kPatience = 1'000'000'000;
+  if (seen.code() != Code::kAborted && seen.code() != Code::kPeerLost && seen.code() != Code::kInternal) return seen;
+  const auto known = [this] { return failure() || group_->failure(); };
+  Link::instance().wait(known, now_ns() + kPatience);
+  if (const auto failed = failure()) return *failed;
+  return group_->failure().value_or(seen);
 }
 
 std::shared_ptr<Execution> Communicator::make_execution(Call call) {
@@ -324,7 +334,7 @@ std::shared_ptr<Work> Communicator::start(const std::shared_ptr<Execution>& e, b
     return nullptr;
   }
   e->work = std::make_shared<Work>(operation, e->call.deadline);
-  e->work->keep_alive(keep());
+  e->work->keep_alive(kept(keep));
   auto work = e->work;
   const UserStream stream = e->call.stream;
   executor_->enqueue(e);
@@ -412,7 +422,7 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
   }
   if (async) {
     e->work = std::make_shared<Work>(operation, e->call.deadline);
-    e->work->keep_alive(keep());
+    e->work->keep_alive(kept(keep));
     auto work = e->work;
     executor_->enqueue_messages(e);
     return work;

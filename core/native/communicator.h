@@ -127,8 +127,10 @@ class Communicator : private Legs {
   void run_leg(Call call, const Interrupted& interrupted);
   void run_native(const Call& call);
   void run_library(std::vector<polyccl_op> ops, const std::string& doing);
+  Error cause(const Error& seen);
   using Flag = std::pair<uint32_t*, uint32_t>;  // a word of pinned memory, and the value that streams wait for
   std::function<void()> users_stream_reached(const Call& call);
+  std::shared_ptr<void> kept(const Keep& keep) const;
   bool follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async);
   Flag take_flag();
   static void* current_stream(const UserStream& stream);

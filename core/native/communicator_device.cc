@@ -83,7 +83,7 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
     std::scoped_lock lock(library_mutex_);
     config_.native->run(pointers, operation);
   } catch (const Error& error) {
-    throw located(fail(error), operation);
+    throw located(fail(cause(error)), operation);
   }
   std::shared_ptr<void> done(device.event());
   device.record(done.get(), stream);
@@ -105,7 +105,7 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
         return failure().has_value();
       });
     } catch (const Error& error) {
-      throw fail(error);
+      throw fail(cause(error));
     }
   };
   auto work = watch->work;
