@@ -131,8 +131,8 @@ def another(tmp_path: Path) -> dict[str, Any]:
     """How to run where a package torchcomms is installed that is not PolyCCL's."""
     package = tmp_path / "torchcomms"
     package.mkdir()
-    (package / "__init__.py").write_text("WHOSE = 'its own'\nnew_comm = None\n")
-    (package / "_comms.py").write_text("_BackendWrapper = None\n")
+    (package / "__init__.py").write_text("WHOSE = 'its own'\nnew_comm = is_backend_built = None\n")
+    (package / "_comms.py").write_text("_BackendWrapper = _is_backend_registered = None\n")
     (package / "hooks.py").write_text("FlightRecorderHook = None\n")
     return {"env": {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}}
 

@@ -83,7 +83,7 @@ def _torchs_module() -> ModuleType | None:
 
 
 def _for_torch() -> dict[str, Any]:
-    """What torch's module would have imported from torchcomms."""
+    """What torch's module would have imported from torchcomms; the last two since torch 2.14."""
     from . import hooks, switch
 
     return {
@@ -91,6 +91,8 @@ def _for_torch() -> dict[str, Any]:
         "_BackendWrapper": switch.BackendWrapper,
         "new_comm": switch.new_comm,
         "FlightRecorderHook": hooks.FlightRecorderHook,
+        "_torchcomms_is_backend_built": switch.takes,
+        "_torchcomms_is_backend_registered": switch.takes,
     }
 
 

@@ -21,15 +21,18 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ... import create
+from ...backends import KNOWN
 from ...comm import Comm, Hints
 from ...errors import InvalidArgument
 from ...options import Timeout
 from ...torch import options as opts
+from ...torch.create import _inherited
 from ...torch.mesh import TorchsStore
 from ...torch.process_group import ProcessGroup
 from ...torch_hook import NAME
 from . import comm as plain
 from .comm import TorchComm, carrier
+from .names import is_backend_built
 
 PATIENCE = 10.0
 """Seconds that a group waits for what was issued, when torch ends it."""
@@ -125,6 +128,11 @@ def new_comm(
     return GroupComm.of(made)
 
 
+def takes(backend: str) -> bool:
+    """Whether groups of ``backend`` are PolyCCL's: of every library that it knows, also where this rank's own is another one."""
+    return backend in KNOWN or is_backend_built(backend)
+
+
 def _carrier(backends: Mapping[str, str]) -> str | None:
     """What carries a group with these backends, by device type: the accelerator's where there is one, else the first.
 
@@ -144,17 +152,17 @@ def _backends(call: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _options(call: Mapping[str, Any]) -> opts.Options:
-    """The options of the group: PolyCCL's where they are given."""
+    """The options of the group: PolyCCL's where they are given, else those of the default group."""
     given = call.get("backend_options")
     try:
-        return opts.read(given)
+        return opts.read(given, _inherited())
     except InvalidArgument:
         warnings.warn(
             f"pg_options of the class {type(given).__qualname__} change nothing where torch uses torchcomms; give "
             "polyccl.torch.Options",
             stacklevel=2,
         )
-        return opts.Options()
+        return _inherited() or opts.Options()
 
 
 def _torchs_call() -> dict[str, Any] | None:
@@ -165,4 +173,4 @@ def _torchs_call() -> dict[str, Any] | None:
     return None if frame is None else frame.f_locals
 
 
-__all__ = ["BackendWrapper", "GroupComm", "new_comm"]
+__all__ = ["BackendWrapper", "GroupComm", "new_comm", "takes"]
