@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "bounded.h"
 #include "failure.h"
@@ -100,15 +101,37 @@ bool cancelled(const polyccl_comm_config& config) {
   return config.store->cancelled != nullptr && config.store->cancelled(config.store->ctx) != 0;
 }
 
-// Made once for each device and kept: freeing device memory may wait for all that runs on the device.
-void* pad_of(int device) {
-  static std::mutex mutex;
-  static std::map<int, void*> pads;
-  const std::lock_guard lock(mutex);
-  void*& pad = pads[device];
-  if (pad == nullptr) check(runtime().alloc(&pad, kPadBytes), "allocating device memory");
-  return pad;
-}
+// Pads of device memory, one for each communicator: two that are in use at once must not write the same one. They are
+// kept for later communicators, since freeing device memory may wait for all that runs on the device.
+class Pads {
+ public:
+  static Pads& instance() {
+    static Pads& pads = *std::make_unique<Pads>().release();  // outlives every communicator
+    return pads;
+  }
+
+  void* take(int device) {
+    const std::lock_guard lock(mutex_);
+    std::vector<void*>& unused = unused_[device];
+    if (unused.empty()) {
+      void* pad = nullptr;
+      check(runtime().alloc(&pad, kPadBytes), "allocating device memory");
+      return pad;
+    }
+    void* const pad = unused.back();
+    unused.pop_back();
+    return pad;
+  }
+
+  void give_back(int device, void* pad) {
+    const std::lock_guard lock(mutex_);
+    unused_[device].push_back(pad);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::vector<void*>> unused_;  // by device
+};
 
 // End a communicator of the library by force. Returns within a bound, whatever the library does.
 void abort_bounded(Handle handle) {
@@ -173,7 +196,7 @@ void Comm::connect(const polyccl_comm_config& config) {
                                              ": all ranks need the same. Install one version everywhere");
   }
   const Current current(device_);
-  pad_ = pad_of(device_);
+  pad_ = Pads::instance().take(device_);
   start(config, invitation.id);
 }
 
@@ -305,6 +328,8 @@ void Comm::finish() {
 
 Comm::~Comm() {
   if (!aborted() && handle_ != nullptr) finish();
+  // One that ends by force may leave work behind, and its pad with it.
+  if (!aborted() && handle_ == nullptr && pad_ != nullptr) Pads::instance().give_back(device_, pad_);
   abort();
 }
 

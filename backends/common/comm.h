@@ -36,7 +36,7 @@ class Comm {
   // abort(). Throws a Failure; whatever it throws ends the communicator.
   void call(int64_t deadline, const char* doing, const std::function<int(Handle)>& body);
 
-  // A few bytes of device memory, for what needs a buffer but no data. Shared by all communicators of the device.
+  // A few bytes of device memory, for what needs a buffer but no data.
   void* pad() const { return pad_; }
 
   // Throws what went wrong since the last call.

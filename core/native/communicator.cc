@@ -67,6 +67,7 @@ std::vector<int> Communicator::neighbours() const {
 
 Communicator::~Communicator() {
   finalized_ = true;
+  let_followers_end();
   if (!executor_->idle()) fail(Error(Code::kAborted, "the communicator was destroyed"), false);
   {
     std::scoped_lock lock(failure_mutex_);
@@ -114,6 +115,17 @@ Error Communicator::fail(const Error& error, bool tell) {
   }
   if (executor_) executor_->wake();
   return error;
+}
+
+void Communicator::settle() {
+  for (auto& island : config_.island) {
+    if (island) island->settle();
+  }
+  if (!config_.device || !config_.native) return;
+  try {
+    config_.device->synchronize(library_stream_.get(), now_ns() + kSettleNs, {});
+  } catch (const Error&) {  // a device that hangs: the failure is on record
+  }
 }
 
 void Communicator::abort() { fail(Error(Code::kAborted, member(rank()) + " aborted the communicator"), true); }
@@ -312,7 +324,9 @@ void Communicator::run_whole(Execution& e, std::function<void()> work) {
     } catch (const Error& error) {
       --library_calls_;
       if (error.code() == Code::kMismatch && !failure()) throw;  // a difference leaves the communicator usable
-      throw fail(error);
+      const Error failed = fail(error);
+      settle();
+      throw failed;
     }
     --library_calls_;
   };

@@ -120,6 +120,7 @@ class Communicator : private Legs {
                 const Interrupted& interrupted) override;
   bool native_messages(Dtype dtype) const override;
   Error fail(const Error& error) override;
+  void settle() override;
   void sent(int peer, uint64_t bytes) override;
   std::string member(int peer) const override { return config_.descriptions[static_cast<size_t>(peer)]; }
 
@@ -131,6 +132,8 @@ class Communicator : private Legs {
   using Flag = std::pair<uint32_t*, uint32_t>;  // a word of pinned memory, and the value that streams wait for
   std::function<void()> users_stream_reached(const Call& call);
   std::shared_ptr<void> kept(const Keep& keep) const;
+  void count_follower(Work& work);
+  void let_followers_end();
   bool follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async);
   Flag take_flag();
   static void* current_stream(const UserStream& stream);
@@ -173,6 +176,7 @@ class Communicator : private Legs {
   std::vector<Device::Handle> flags_memory_;
   std::mutex flags_mutex_;
   std::vector<Flag> free_flags_;       // with their last values
+  std::atomic<int> followers_{0};      // operations on their way whose end users' streams wait for
   std::mutex library_mutex_;           // one caller of the library at a time
   std::atomic<int> library_calls_{0};  // operations in the lanes that call the library
 

@@ -16,9 +16,34 @@ std::function<void()> Communicator::users_stream_reached(const Call& call) {
   std::shared_ptr<void> mark(config_.device->event());
   config_.device->record(mark.get(), call.stream.handle);
   return [this, mark, deadline = call.deadline] {
-    config_.device->wait(library_stream_.get(), mark.get());
-    config_.device->synchronize(library_stream_.get(), deadline, [this] { return failure().has_value(); });
+    config_.device->await(mark.get(), deadline, [this] { return failure().has_value(); });
   };
+}
+
+// What keeps a call's memory alive. On a device it is the device's thread that lets go of it.
+std::shared_ptr<void> Communicator::kept(const Keep& keep) const {
+  auto held = keep();
+  if (!config_.device || !held) return held;
+  void* const address = held.get();
+  return {address,
+          [device = config_.device, held = std::move(held)](void*) mutable { device->let_go(std::move(held)); }};
+}
+
+// For the user a call on his stream is over when it returns, or when he has joined it, and what comes next relies on
+// it. So a communicator that is destroyed lets such operations come to their end, unless it has failed.
+void Communicator::count_follower(Work& work) {
+  ++followers_;
+  work.on_done([this] { --followers_; });
+}
+
+void Communicator::let_followers_end() {
+  constexpr int64_t kPatience = 20'000'000'000;
+  if (followers_ == 0) return;
+  const auto quiet = [this] { return followers_ == 0 || failure().has_value(); };
+  for (const Deadline deadline = now_ns() + kPatience; !quiet() && !expired(deadline);) {
+    constexpr int64_t kLook = 10'000'000;  // nobody wakes the link for a follower
+    Link::instance().wait(quiet, std::min(deadline, now_ns() + kLook));
+  }
 }
 
 // Let the user's stream, and not the host, wait for an operation of the lanes: now for a synchronous one, at wait() for
@@ -26,6 +51,7 @@ std::function<void()> Communicator::users_stream_reached(const Call& call) {
 bool Communicator::follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async) {
   if (!config_.device || !stream.known() || !config_.device->has_flags()) return false;
   const Flag flag = take_flag();
+  count_follower(*work);
   work->on_done([this, flag] {
     __atomic_store_n(flag.first, flag.second, __ATOMIC_RELEASE);  // after an error too: no stream hangs
     std::scoped_lock lock(flags_mutex_);
@@ -91,7 +117,7 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
   watch->call.row = call.row;
   watch->call.deadline = call.deadline;
   watch->work = std::make_shared<Work>(operation, call.deadline);
-  watch->work->keep_alive(keep());
+  watch->work->keep_alive(kept(keep));
   if (async) {
     watch->work->set_join(
         [keep = config_.device, done, from = call.stream] { keep->wait(current_stream(from), done.get()); });
@@ -105,10 +131,16 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
         return failure().has_value();
       });
     } catch (const Error& error) {
-      throw fail(cause(error));
+      const Error failed = fail(cause(error));
+      try {
+        config_.device->await(done.get(), now_ns() + kSettleNs, {});
+      } catch (const Error&) {  // a device that hangs
+      }
+      throw failed;
     }
   };
   auto work = watch->work;
+  count_follower(*work);
   executor_->enqueue(std::move(watch));
   return work;
 }
@@ -151,7 +183,7 @@ void Communicator::stage_messages(std::vector<Call>& calls) {
 void Communicator::copy_now(void* output, const void* input, size_t bytes, Deadline deadline) {
   const auto stream = config_.device->stream();
   config_.device->copy(stream.get(), output, input, bytes);
-  config_.device->synchronize(stream.get(), deadline, [this] { return failure().has_value(); });
+  config_.device->finish(stream.get(), deadline, [this] { return failure().has_value(); });
 }
 
 }  // namespace polyccl

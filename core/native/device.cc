@@ -1,14 +1,64 @@
 #include "device.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace polyccl {
 
-Device::Device(const Backend& backend, int index) : backend_(backend), index_(index) {
+// What is to be let go of, and the thread that does it, which goes on alone where its owner ends before it is done.
+class Device::Bin {
+ public:
+  Bin() {
+    std::thread([state = state_] { state->serve(); }).detach();
+  }
+  ~Bin() {
+    if (getpid() != process_) return;  // a forked child has no such thread, and may find the lock taken
+    const std::scoped_lock lock(state_->mutex);
+    state_->closing = true;
+    state_->changed.notify_all();
+  }
+  Bin(const Bin&) = delete;
+  Bin& operator=(const Bin&) = delete;
+
+  void add(std::shared_ptr<void> what) {
+    const std::scoped_lock lock(state_->mutex);
+    state_->full.push_back(std::move(what));
+    state_->changed.notify_all();
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::shared_ptr<void>> full;
+    bool closing = false;
+
+    void serve() {
+      std::unique_lock lock(mutex);
+      while (true) {
+        changed.wait(lock, [this] { return closing || !full.empty(); });
+        if (full.empty()) return;
+        auto gone = std::exchange(full, {});
+        lock.unlock();
+        gone.clear();
+        lock.lock();
+      }
+    }
+  };
+
+  const pid_t process_ = getpid();
+  const std::shared_ptr<State> state_ = std::make_shared<State>();  // the thread's as much as ours
+};
+
+Device::Device(const Backend& backend, int index) : backend_(backend), index_(index), bin_(std::make_shared<Bin>()) {
   const polyccl_device* t = backend.table().device;
   const bool whole = t != nullptr && t->host_alloc && t->host_free && t->alloc && t->free && t->stream_create &&
                      t->stream_destroy && t->stream_wait_event && t->event_create && t->event_destroy &&
@@ -39,14 +89,20 @@ Device::Handle Device::event() const {
 Device::Handle Device::pinned(size_t bytes) const {
   void* memory = nullptr;
   check(table().host_alloc(index_, &memory, bytes), "allocating pinned memory");
-  return {memory, [t = &table()](void* p) { (void)t->host_free(p); }};
+  return {memory, [bin = bin_, t = &table()](void* p) {
+            bin->add(std::shared_ptr<void>(p, [t](void* freed) { (void)t->host_free(freed); }));
+          }};
 }
 
 Device::Handle Device::memory(size_t bytes) const {
   void* memory = nullptr;
   check(table().alloc(index_, &memory, bytes), "allocating memory");
-  return {memory, [t = &table()](void* p) { (void)t->free(p); }};
+  return {memory, [bin = bin_, t = &table()](void* p) {
+            bin->add(std::shared_ptr<void>(p, [t](void* freed) { (void)t->free(freed); }));
+          }};
 }
+
+void Device::let_go(std::shared_ptr<void> what) const { bin_->add(std::move(what)); }
 
 void Device::copy(void* stream, void* output, const void* input, size_t bytes) const {
   if (bytes != 0) check(table().copy(stream, output, bytes, input, bytes, bytes, 1), "copying");
@@ -91,6 +147,17 @@ void Device::synchronize(void* stream, Deadline deadline, const std::function<bo
   const Handle mark = event();
   record(mark.get(), stream);
   await(mark.get(), deadline, ended);
+}
+
+void Device::finish(void* stream, Deadline deadline, const std::function<bool()>& ended) const {
+  const Handle mark = event();
+  record(mark.get(), stream);
+  try {
+    await(mark.get(), deadline, ended);
+  } catch (const Error&) {
+    await(mark.get(), now_ns() + kSettleNs, {});
+    throw;
+  }
 }
 
 }  // namespace polyccl

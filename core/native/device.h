@@ -10,6 +10,9 @@
 
 namespace polyccl {
 
+// How long what was enqueued may take to end once an operation has failed; beyond that the device hangs.
+inline constexpr int64_t kSettleNs = 10'000'000'000;
+
 class Device {
  public:
   // `backend` must have a device table. Throws kUnsupportedOperation where it lacks what staging needs.
@@ -22,6 +25,11 @@ class Device {
   bool is_host() const { return backend_.has(POLYCCL_FLAG_DEVICE_IS_HOST); }
 
   using Handle = std::unique_ptr<void, std::function<void(void*)>>;
+
+  // Let go of something on a thread of the device's own. To free memory may wait for all streams of the device, one of
+  // which may wait for an operation of ours: whoever works for that operation must not wait for the stream. The handles
+  // of memory free it so by themselves; what users' objects do is unknown, so they are let go of so as well.
+  void let_go(std::shared_ptr<void> what) const;
 
   Handle stream(bool high_priority = false) const;
   Handle event() const;
@@ -44,12 +52,19 @@ class Device {
   // As await(), for all that is on the stream.
   void synchronize(void* stream, Deadline deadline, const std::function<bool()>& ended) const;
 
+  // As synchronize(), for what ends by itself, as copies do: does not throw before that, unless the device hangs. Until
+  // then they use the caller's memory.
+  void finish(void* stream, Deadline deadline, const std::function<bool()>& ended) const;
+
  private:
   void check(polyccl_result result, const char* what) const;
   const polyccl_device& table() const { return *backend_.table().device; }
 
+  class Bin;
+
   const Backend& backend_;
   const int index_;
+  const std::shared_ptr<Bin> bin_;
 };
 
 }  // namespace polyccl

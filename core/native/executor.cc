@@ -227,7 +227,7 @@ uint64_t Executor::run_copies(Iteration& it, const Step& step, Lane lane) {
     enqueued = true;
   }
   const auto ended = [this] { return legs_.failure().has_value(); };
-  if (enqueued) device_->synchronize(stream.get(), it.execution->call.deadline, ended);
+  if (enqueued) device_->finish(stream.get(), it.execution->call.deadline, ended);
   return count;
 }
 
@@ -500,7 +500,7 @@ void Executor::local_lane(Lane lane) {
   std::unique_lock lock(mutex_);
   while (true) {
     const auto must_prepare = [&] { return lane == Lane::kPre && !queue_.empty() && !queue_.front()->prepared; };
-    changed_.wait(lock, [&] { return stop_ || !inbox.empty() || must_prepare(); });
+    changed_.wait(lock, [&] { return may_end() || !inbox.empty() || must_prepare(); });
     if (!inbox.empty()) {
       auto it = std::move(inbox.front());
       inbox.pop_front();
@@ -510,12 +510,15 @@ void Executor::local_lane(Lane lane) {
       } catch (...) {
         legs_.fail(current_error());
       }
-      if (legs_.failure()) skip(*it, lane);
+      if (legs_.failure()) {
+        legs_.settle();
+        skip(*it, lane);
+      }
       retire(it);
       lock.lock();
     } else if (must_prepare()) {
       prepare_front(lock);
-    } else if (stop_) {
+    } else if (may_end()) {
       return;
     }
   }
@@ -529,7 +532,7 @@ void Executor::cross_lane() {
     const uint64_t seen = signals_.load(std::memory_order_acquire);
     {
       std::unique_lock lock(mutex_);
-      if (open.empty()) changed_.wait(lock, [&] { return stop_ || !inbox.empty(); });
+      if (open.empty()) changed_.wait(lock, [&] { return may_end() || !inbox.empty(); });
       if (open.empty() && inbox.empty()) return;
       for (auto& it : std::exchange(inbox, {})) {
         cross.add(it);

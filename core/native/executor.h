@@ -58,6 +58,8 @@ class Legs {
   // The communicator is broken by this error: end everything that runs. Returns the error that stays.
   virtual Error fail(const Error& error) = 0;
   virtual std::optional<Error> failure() const = 0;
+  // After a failure: return once no library works for an operation on a device any more, or the device hangs.
+  virtual void settle() = 0;
   // True where a call of a library was given up, which may use the memory of its operation for as long as the process
   // lives.
   virtual bool memory_in_use() const = 0;
@@ -143,6 +145,8 @@ class Executor {
   };
 
   void start_lane_locked(Lane lane);
+  // Whether a lane may end: other lanes may still have iterations for it while operations are on their way.
+  bool may_end() const { return stop_ && idle(); }
   void local_lane(Lane lane);
   void cross_lane();
   void prepare_front(std::unique_lock<std::mutex>& lock);

@@ -136,7 +136,8 @@ extern "C" polyccl_result host_reduce(void*, void* output, const void* a, const 
 
 // The host table for the plugin at `path`; valid for as long as the process lives, whether loading succeeds or not.
 const polyccl_host* host_for(const std::string& path) {
-  static std::map<std::string, PluginHost> hosts;  // under the loader's mutex; nodes never move
+  // Under the loader's mutex; nodes never move. Never destroyed: threads of plugins may log until the process ends.
+  static auto& hosts = *std::make_unique<std::map<std::string, PluginHost>>().release();
   PluginHost& host = hosts[path];
   host.path = path;
   host.table = {sizeof(polyccl_host), POLYCCL_ABI, &host, host_log, host_reduce};
@@ -397,7 +398,8 @@ Backend::Backend(Private, std::string path, const polyccl_backend& table)
 
 Backend& Backend::load(const std::string& path) {
   static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<Backend>> loaded;
+  // Never destroyed: a thread that was left behind with a call may use it until the process ends.
+  static auto& loaded = *std::make_unique<std::map<std::string, std::unique_ptr<Backend>>>().release();
   const std::string real = real_path(path);
   const std::lock_guard lock(mutex);
   auto& backend = loaded[real];
@@ -582,7 +584,7 @@ BackendComm::~BackendComm() {
   if (comm_ == nullptr) return;
   const polyccl_backend& table = backend_.table();
   if (!thread_) {
-    abort();
+    // In good order, so that work that was enqueued comes to its end; at once where abort() was called.
     (void)table.comm_destroy(comm_);
     return;
   }

@@ -92,7 +92,7 @@ class BackendComm {
   // Blocks; throws Error. `interrupted` is asked now and then where the backend may hang, and ends the wait.
   BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store,
               const std::function<bool()>& interrupted = {});
-  ~BackendComm();  // abort, then destroy
+  ~BackendComm();  // in good order, which takes what the plugin lets it take; after abort(), at once
   BackendComm(const BackendComm&) = delete;
   BackendComm& operator=(const BackendComm&) = delete;
 
