@@ -84,9 +84,36 @@ def test_a_script_gets_its_arguments_and_its_folder(tmp_path: Path) -> None:
     script.write_text("import sys, torchcomms, beside\nprint(__name__, sys.argv[1:], beside.VALUE, torchcomms.__name__)\n")
     assert finish("-m", OURS, script, "--steps", "3") == f"__main__ ['--steps', '3'] 7 {OURS}\n"
     assert finish("-m", OURS, "-m", "script", "more", cwd=tmp_path) == f"__main__ ['more'] 7 {OURS}\n"
-    failed = subprocess.run([sys.executable, "-m", OURS], capture_output=True, text=True, timeout=DEADLINE)
-    assert failed.returncode == 2
-    assert "usage" in failed.stderr
+    for wrong in ([], ["-x"], ["missing.py"]):
+        failed = subprocess.run([sys.executable, "-m", OURS, *wrong], capture_output=True, text=True, timeout=DEADLINE)
+        assert failed.returncode != 0
+        assert "usage" in failed.stderr
+
+
+def test_processes_that_a_script_spawns_run_unchanged_too(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, torch, torchcomms
+
+            def rank(number, size, path):
+                store = torch.distributed.FileStore(path, size)
+                import os
+                os.environ.update(TORCHCOMM_RANK=str(number), TORCHCOMM_SIZE=str(size))
+                comm = torchcomms.new_comm("host", torch.device("cpu"), "spawned", store=store)
+                tensor = torch.ones(3)
+                comm.all_reduce(tensor, torchcomms.ReduceOp.SUM, False)
+                assert tensor.tolist() == [2.0] * 3
+                comm.finalize()
+
+            if __name__ == "__main__":
+                torch.multiprocessing.spawn(rank, (2, sys.argv[1]), nprocs=2)
+                print("both went well")
+            """
+        )
+    )
+    assert "both went well" in finish("-m", OURS, script, tmp_path / "store")
 
 
 # ---- install -------------------------------------------------------------------------------------------------------------------

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import runpy
 import sys
-from pathlib import Path
 
 from . import install
+from .run import run_script
 
 USAGE = "usage: python -m polyccl.compat.torchcomms (script.py | -m module) [arguments ...]"
 
 
 def main() -> None:
     """Install the names, and run the program that the command line names as Python itself would."""
-    arguments = sys.argv[1:]
-    as_module = arguments[:1] == ["-m"]
-    if as_module:
-        arguments = arguments[1:]
-    if not arguments or (not as_module and arguments[0].startswith("-")):
-        print(USAGE, file=sys.stderr)
-        raise SystemExit(2)
-    install()
-    sys.argv = arguments
-    if as_module:
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(arguments[0]).resolve().parent)
-        runpy.run_path(arguments[0], run_name="__main__")
+    match sys.argv[1:]:
+        case ["-m", name, *rest]:
+            install()
+            sys.argv = [name, *rest]
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        case [script, *rest] if not script.startswith("-"):
+            try:
+                run_script([script, *rest])
+            except FileNotFoundError as error:
+                if error.filename != script:
+                    raise
+                raise SystemExit(f"there is no script '{script}'; {USAGE}") from None
+        case _:
+            print(USAGE, file=sys.stderr)
+            raise SystemExit(2)
 
 
 if __name__ == "__main__":
