@@ -74,6 +74,7 @@ Communicator::~Communicator() {
     closing_ = true;
   }
   if (reaper_.joinable()) reaper_.join();  // before what it uses goes
+  executor_->stop();  // its lanes may still look for it, in fail()
   executor_.reset();
   agreement_.reset();
   group_.reset();  // no callback comes after this

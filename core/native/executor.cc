@@ -110,7 +110,7 @@ Executor::Executor(Legs& legs, LinkGroup& group, const Device* device, uint64_t 
   for (int i = window; i-- > 0;) free_slots_.push_back(i);
 }
 
-Executor::~Executor() {
+void Executor::stop() {
   {
     std::scoped_lock lock(mutex_);
     stop_ = true;
@@ -119,6 +119,10 @@ Executor::~Executor() {
   for (auto& thread : threads_) {
     if (thread.joinable()) thread.join();
   }
+}
+
+Executor::~Executor() {
+  stop();
   if (legs_.memory_in_use()) keep_forever(std::make_shared<decltype(slots_)>(std::move(slots_)));
 }
 

@@ -131,6 +131,9 @@ class Executor {
   // Whether run() loses no overlap of local and cross legs.
   static bool runs_alone(const Plan& plan, const Call& call);
 
+  // End the lanes, once what is on its way is over. Nothing may be issued any more.
+  void stop();
+
   // Let all lanes look at the failure.
   void wake();
 
