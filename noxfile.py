@@ -232,16 +232,23 @@ def tests_gloo(session: nox.Session) -> None:
 
 
 def _device_session(session: nox.Session, backend: str, *others: str) -> None:
-    """Build the backends of NCCL's kind and run the tests of one, on stand-ins, and on what is real here."""
+    """Build the backends of NCCL's kind and run the tests of one, on stand-ins, and on what is real here.
+
+    With the argument ``sample`` operations are sampled, as CI has them. Else each is run in every way, and oneCCL is fetched for
+    the bridge over four libraries.
+    """
+    sample = session.posargs == ["sample"]
+    chosen = [] if sample else session.posargs
     _system_packages(session, gloo=True)
     if reason := _no_hardware(backend):
         session.log(f"Without real hardware ({reason}): on stand-ins")
-    # All of them: some tests hold two vendors in one process, bridges join them with gloo.
-    chosen = ["gloo"] if _gloo_is_installed() else []
-    built = ",".join([*chosen, "nccl", "ncclx", "rccl", "rcclx"])
+    if not sample and (problem := _fetch_oneccl(session, sample=True)):
+        session.log(f"Without the bridge over four libraries: {problem}")
+    # All of them: some tests hold two vendors in one process, bridges join them with others.
+    built = ",".join([*(["gloo"] if _gloo_is_installed() else []), "nccl", "ncclx", "rccl", "rcclx", "xccl"])
     _install(session, TORCH, "cmake>=3.21", "ninja", *others, extras="[test]", werror=True, env={"POLYCCL_BUILD_BACKENDS": built})
-    session.run("pytest", "--backend", backend, *(session.posargs or TEST_FOLDERS))
-    if not session.posargs:
+    session.run("pytest", "--backend", backend, *(chosen or [*TEST_FOLDERS, *([] if sample else ["--each"])]))
+    if not chosen:
         session.run("pytest", "tests/unit/test_nccl_family_source.py", DOUBLES_TESTS)
 
 

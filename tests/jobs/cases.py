@@ -94,6 +94,15 @@ def sample(size: int, number: int, seed: int) -> list[Case]:
     return cases + [Case(c.kind, c.dtype, c.count, c.reduction, strict=True) for c in strict]
 
 
+def each_once(size: int) -> list[Case]:
+    """Every operation × dtype × reduction × in place × asynchronous once; the rest (count, root, list or tensor) by chance."""
+    chance = random.Random(size)
+    found: dict[tuple[Any, ...], list[Case]] = {}
+    for case in all_cases(size, counts=(1, 7, 1000, 70001)):
+        found.setdefault((case.kind, case.dtype, case.reduction, case.in_place, case.async_op), []).append(case)
+    return [chance.choice(cases) for cases in found.values()]
+
+
 def lengths(case: Case, size: int) -> list[int]:
     """Elements of each rank's block: equal, but for ragged kinds."""
     if case.kind in (Kind.ALL_GATHER_V, Kind.REDUCE_SCATTER_V):

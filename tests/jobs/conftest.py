@@ -18,6 +18,9 @@ if ROOT not in sys.path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--each", action="store_true", help="on devices every operation × dtype × reduction × in place × asynchronous, no sample"
+    )
+    parser.addoption(
         "--full", action="store_true", help="all cases of the operations instead of a sample: hours instead of minutes"
     )
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +22,7 @@ import pytest
 import polyccl
 import polyccl.backends
 
-from .cases import Case, run_case, run_cases, sample
+from .cases import Case, each_once, run_case, run_cases, sample
 from .pool import Pool, SharedPool
 from .shapes import Shape
 
@@ -32,7 +35,9 @@ pytestmark = [
 
 PLAIN = ("nccl=2", "nccl=3", "rccl=2")
 BRIDGES = ("nccl=2,rccl=2", "nccl=2,host=2", "nccl=2,gloo=2", "nccl=3,rccl=1", "nccl=2,rccl=1,host=1")
+FOUR_VENDORS = "nccl=2,rccl=1,xccl=1,host=2"
 CASES = 60
+DELAY_US = 200  # that streams dawdle at most, before each thing they do
 
 
 def _doubles() -> ModuleType:
@@ -61,7 +66,7 @@ def variables() -> dict[str, str]:
         "POLYCCL_NCCL_LIBRARY": str(built.nccl),
         "POLYCCL_HIP_LIBRARY": str(built.hip),
         "POLYCCL_RCCL_LIBRARY": str(built.rccl),
-        "FAKE_DELAY_US": "200",
+        "FAKE_DELAY_US": str(DELAY_US),
     }
 
 
@@ -87,10 +92,30 @@ def shapes(*names: str) -> list[Any]:
     return marked
 
 
+@pytest.fixture
+def each(request: pytest.FixtureRequest, full: bool) -> bool:
+    """Whether every operation × dtype × reduction × in place × asynchronous is wanted, instead of a sample."""
+    return full or bool(request.config.getoption("--each"))
+
+
+def run_operations(devices: SharedPool, shape: Shape, each: bool) -> None:
+    cases = each_once(shape.size) if each else sample(shape.size, CASES, seed=1)
+    for first in range(0, len(cases), 200):
+        some = cases[first : first + 200]
+        assert devices.run(run_cases, shape, some, deadline=100) == [len(some)] * shape.size
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", shapes(*PLAIN, *BRIDGES))
-def test_operations_on_devices(devices: SharedPool, shape: Shape, full: bool) -> None:
-    cases = sample(shape.size, 2000 if full else CASES, seed=1)
-    assert devices.run(run_cases, shape, cases, deadline=600 if full else 100) == [len(cases)] * shape.size
+def test_operations_on_devices(devices: SharedPool, shape: Shape, each: bool) -> None:
+    run_operations(devices, shape, each)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("oneccl")
+@pytest.mark.parametrize("shape", shapes(FOUR_VENDORS))
+def test_operations_over_four_libraries(devices: SharedPool, shape: Shape, each: bool) -> None:
+    run_operations(devices, shape, each)
 
 
 def hold_two_vendors(comm: polyccl.Comm, directory: str) -> None:
@@ -113,34 +138,49 @@ def test_one_process_holds_both_vendors(devices: SharedPool, tmp_path: Path) -> 
     devices.run(hold_two_vendors, Shape("host=2"), str(tmp_path))
 
 
-def bridge_until_lost(comm: polyccl.Comm, victim: int, after: int) -> str:
-    """Reduce until rank ``victim`` has killed itself, in its call number ``after``; the class of the error that then comes."""
-    data = np.ones(300_000, np.float32)
+def operate_until_lost(comm: polyccl.Comm, victim: int, after: float) -> str:
+    """Call one operation after another until rank ``victim`` has killed itself, ``after`` seconds from the first; the class of the
+    error that then comes."""
+    size = comm.get_size()
+    whole, part = np.ones(size * 70_000, np.float32), np.ones(70_000, np.float32)
+    operations = [
+        lambda: comm.all_reduce(whole, async_op=True),
+        lambda: comm.all_gather_single(whole, part, async_op=True),
+        lambda: comm.reduce_scatter_single(part, whole, async_op=True),
+        lambda: comm.broadcast(whole, 1, async_op=True),
+        lambda: comm.all_to_all_single(np.empty_like(whole), whole, async_op=True),
+    ]
+    comm.barrier()
+    if comm.get_rank() == victim:
+        threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    began = monotonic()
     try:
-        for turn in range(1000):
-            if comm.get_rank() == victim and turn == after:
-                work = comm.all_reduce(data, async_op=True)
-                os.kill(os.getpid(), signal.SIGKILL)
-                work.wait()
-            comm.all_reduce(data)
+        while monotonic() < began + 20:
+            for work in [operation() for operation in operations]:
+                work.wait_blocking()
     except polyccl.CommError as error:
         return type(error).__name__
     return "nothing"
 
 
+@pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("victim", range(4))
-def test_a_killed_rank_ends_the_operation_of_all(variables: dict[str, str], victim: int, tmp_path: Path) -> None:
+def test_a_rank_killed_at_some_step_ends_the_operation_of_all(
+    variables: dict[str, str], victim: int, turn: int, each: bool, tmp_path: Path
+) -> None:
+    """Where in the operation the loss strikes is chance: an operation takes a few milliseconds."""
+    if turn and not each:
+        pytest.skip("more of them are for --each")
     shape = Shape("nccl=2,rccl=2")
+    after = random.Random(f"{victim} {turn}").uniform(0.0, 0.1)
     before = set(os.listdir("/dev/shm"))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         pool = Pool(shape.size, str(tmp_path))
         try:
-            with pytest.raises(AssertionError) as failure:
-                pool.run(bridge_until_lost, shape, victim, 3, deadline=60)
-            assert f"rank {victim}" in str(failure.value)
-            assert "no answer" not in str(failure.value)
+            outcomes = pool.run(operate_until_lost, shape, victim, after, deadline=60, lost=[victim])
+            assert [each for rank, each in enumerate(outcomes) if rank != victim] == ["PeerLost"] * (shape.size - 1)
         finally:
             pool.close()
     assert set(os.listdir("/dev/shm")) <= before

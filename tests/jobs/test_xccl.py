@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from .cases import Case, all_cases, run_cases
+from .cases import all_cases, each_once, run_cases
 from .pool import SharedPool
 from .shapes import Shape
 
@@ -43,20 +42,11 @@ def shapes(*chosen: Shape) -> list[Any]:
 # ---- operations ------------------------------------------------------------------------------------------------------
 
 
-def each_once(size: int) -> list[Case]:
-    """Every operation × dtype × reduction once, with the rest (count, root, list or tensor, in place, asynchronous) by chance."""
-    chance = random.Random(size)
-    found: dict[tuple[Any, ...], list[Case]] = {}
-    for case in all_cases(size, counts=(1, 7, 1000, 70001)):
-        found.setdefault((case.kind, case.dtype, case.reduction), []).append(case)
-    return [chance.choice(cases) for cases in found.values()]
-
-
 @pytest.mark.parametrize("shape", shapes(*SHAPES))
 def test_every_operation_dtype_and_reduction_is_right(jobs: SharedPool, shape: Shape, full: bool) -> None:
     if not full:
         cases_once = each_once(shape.size)
-        assert len(cases_once) > 400
+        assert len(cases_once) > 800
         jobs.run(run_cases, shape, cases_once, deadline=150)
         return
     cases = all_cases(shape.size)
