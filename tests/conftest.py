@@ -77,3 +77,19 @@ def oneccl(request: pytest.FixtureRequest) -> Path:
     if request.config.getoption("--backend") == "xccl":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def stand_ins() -> dict[str, str]:
+    """The environment that points the plugins for devices to stand-ins for the vendors' libraries."""
+    spec = importlib.util.spec_from_file_location("doubles_build", Path(__file__).parent / "doubles" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    doubles = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # named: its dataclass looks there
+    spec.loader.exec_module(doubles)
+    try:
+        built = doubles.build()
+    except doubles.CannotBuild as error:
+        pytest.skip(str(error))
+    files = {"CUDA": built.cuda, "NCCL": built.nccl, "HIP": built.hip, "RCCL": built.rccl}
+    return {f"POLYCCL_{name}_LIBRARY": str(file) for name, file in files.items()}

@@ -5,7 +5,6 @@ Everything that the operations promise on host memory holds on a device: alone, 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -13,8 +12,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +20,7 @@ import polyccl
 import polyccl.backends
 
 from .cases import Case, each_once, run_case, run_cases, sample
+from .marks import where_installed
 from .pool import Pool, SharedPool
 from .shapes import Shape
 
@@ -40,34 +38,10 @@ CASES = 60
 DELAY_US = 200  # that streams dawdle at most, before each thing they do
 
 
-def _doubles() -> ModuleType:
-    path = Path(__file__).parents[1] / "doubles" / "build.py"
-    spec = importlib.util.spec_from_file_location("doubles_build", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules[spec.name] = module  # for its dataclass
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def variables() -> dict[str, str]:
-    """What points the plugins to the stand-ins."""
-    doubles = _doubles()
-    try:
-        built = doubles.build()
-    except doubles.CannotBuild as error:
-        pytest.skip(str(error))
-    return {
-        "POLYCCL_CUDA_LIBRARY": str(built.cuda),
-        "POLYCCL_NCCL_LIBRARY": str(built.nccl),
-        "POLYCCL_HIP_LIBRARY": str(built.hip),
-        "POLYCCL_RCCL_LIBRARY": str(built.rccl),
-        "FAKE_DELAY_US": str(DELAY_US),
-    }
+def variables(stand_ins: dict[str, str]) -> dict[str, str]:
+    """The environment of ranks on stand-ins, whose streams dawdle."""
+    return stand_ins | {"FAKE_DELAY_US": str(DELAY_US)}
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +53,6 @@ def devices(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
         pool = SharedPool(str(tmp_path_factory.mktemp("store")))
         yield pool
         pool.close()
-
-
-def shapes(*names: str) -> list[Any]:
-    """Parameters; a shape is skipped where one of its backends is not installed."""
-    installed = set(polyccl.backends.available())
-    marked = []
-    for name in names:
-        missing = {part.split("=")[0] for part in name.split(",")} - installed
-        skip = pytest.mark.skipif(bool(missing), reason=f"the installed polyccl has no {' and no '.join(sorted(missing))} plugin")
-        marked.append(pytest.param(Shape(name), id=str(Shape(name)), marks=[skip]))
-    return marked
 
 
 @pytest.fixture
@@ -106,14 +69,14 @@ def run_operations(devices: SharedPool, shape: Shape, each: bool) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shape", shapes(*PLAIN, *BRIDGES))
+@pytest.mark.parametrize("shape", where_installed(*PLAIN, *BRIDGES))
 def test_operations_on_devices(devices: SharedPool, shape: Shape, each: bool) -> None:
     run_operations(devices, shape, each)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("oneccl")
-@pytest.mark.parametrize("shape", shapes(FOUR_VENDORS))
+@pytest.mark.parametrize("shape", where_installed(FOUR_VENDORS))
 def test_operations_over_four_libraries(devices: SharedPool, shape: Shape, each: bool) -> None:
     run_operations(devices, shape, each)
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from .cases import all_cases, each_once, run_cases
+from .marks import where_installed
 from .pool import SharedPool
 from .shapes import Shape
 
@@ -27,22 +28,12 @@ pytestmark = [pytest.mark.backend("xccl"), pytest.mark.usefixtures("oneccl"), py
 
 ROOT = Path(__file__).parents[2]
 ISLANDS = ("xccl=2", "xccl=3", "xccl=2,gloo=2", "xccl=1,host=3", "gloo=2,xccl=2,host=1", "host=2,xccl=2", "xccl=2,xccl=2")
-SHAPES = [Shape(each) for each in ISLANDS]
-
-
-def shapes(*chosen: Shape) -> list[Any]:
-    """Shapes as parameters; those with gloo need its plugin too."""
-    import polyccl.backends
-
-    missing = "gloo" not in polyccl.backends.available()
-    no_gloo = pytest.mark.skip(reason="the installed polyccl has no gloo plugin")
-    return [pytest.param(each, id=str(each), marks=[no_gloo] if missing and each.uses("gloo") else []) for each in chosen]
 
 
 # ---- operations ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", shapes(*SHAPES))
+@pytest.mark.parametrize("shape", where_installed(*ISLANDS))
 def test_every_operation_dtype_and_reduction_is_right(jobs: SharedPool, shape: Shape, full: bool) -> None:
     if not full:
         cases_once = each_once(shape.size)
@@ -163,7 +154,7 @@ def whole(request: pytest.FixtureRequest, full: bool) -> None:
         pytest.skip("lost ranks of xccl are for `nox -s tests_xccl`")
 
 
-BROKEN = shapes(Shape("xccl=2"), Shape("xccl=3"), Shape("xccl=2,gloo=2"), Shape("host=1,xccl=2"))
+BROKEN = where_installed("xccl=2", "xccl=3", "xccl=2,gloo=2", "host=1,xccl=2")
 ROUNDS = 2  # where in a transfer the loss strikes is chance
 
 

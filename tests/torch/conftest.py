@@ -60,8 +60,19 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     pool.close()
 
 
+@pytest.fixture(scope="session")
+def device_pool(stand_ins: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
+    """The same, whose device libraries are stand-ins: these take tensors of the host for a device's."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in stand_ins.items():
+            patch.setenv(name, value)
+        pool = SharedPool(str(tmp_path_factory.mktemp("store")))
+        yield pool
+        pool.close()
+
+
 @pytest.fixture
-def ranks(pool: SharedPool, tmp_path: Path) -> Callable[..., list[Any]]:
+def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
     """``ranks(function, islands, *arguments)``: a function's results on each rank of a fresh default group, by rank.
 
     ``options`` are more fields of `polyccl.torch.Options`; ``init`` more arguments of ``init_process_group``.
@@ -69,8 +80,13 @@ def ranks(pool: SharedPool, tmp_path: Path) -> Callable[..., list[Any]]:
     numbers = itertools.count()
 
     def run(function: Callable[..., Any], islands: str, *arguments: Any, deadline: float = 90.0, **how: Any) -> list[Any]:
+        shape = Shape(islands)
+        if shape.uses("xccl"):
+            request.getfixturevalue("oneccl")
+        pool = request.getfixturevalue("device_pool" if shape.uses("nccl") or shape.uses("rccl") else "pool")
         store = str(tmp_path / f"store{next(numbers)}")
         what = function.__module__, function.__name__, arguments
-        return pool.each(here.in_group, Shape(islands).size, islands, store, what, how, deadline=deadline)
+        results: list[Any] = pool.each(here.in_group, shape.size, islands, store, what, how, deadline=deadline)
+        return results
 
     return run

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.jobs.marks import unless_installed
+
 from . import training
 
 pytestmark = pytest.mark.backend("gloo")
 
 Ranks = Callable[..., list[Any]]
 ISLANDS = ("gloo=2", "gloo=2,gloo=2", "gloo=3,gloo=1")
+VENDORS = ("gloo=4", "gloo=2,xccl=2", "nccl=2,rccl=2", "nccl=2,gloo=2")
 EXACT = [
     training.ddp,
     training.ddp_static,
@@ -34,7 +37,7 @@ def same(found: list[Any], wanted: list[torch.Tensor], **tolerance: float) -> No
             torch.testing.assert_close(ours, theirs, **tolerance)
 
 
-@pytest.mark.parametrize("islands", ISLANDS)
+@pytest.mark.parametrize("islands", [pytest.param(each, marks=unless_installed(each)) for each in (*ISLANDS, *VENDORS)])
 @pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.__name__)
 def test_parameters_are_those_of_one_process(ranks: Ranks, islands: str, kind: Callable[[], Any]) -> None:
     same(ranks(kind, islands), training.alone(), rtol=1e-4, atol=1e-5)
