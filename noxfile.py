@@ -313,3 +313,22 @@ def tests_xccl(session: nox.Session) -> None:
     env = {"POLYCCL_BUILD_BACKENDS": "gloo,xccl" if _gloo_is_installed() else "xccl"}
     _install(session, TORCH, extras="[test]", werror=True, env=env)
     session.run("pytest", "--backend", "xccl", *(session.posargs or TEST_FOLDERS))
+
+
+def _sanitizer_session(session: nox.Session, sanitizer: str) -> None:
+    """Build the core, plugins and stand-ins with a sanitizer, kept in .cache, and run jobs of C++ alone on them. No torch."""
+    _system_packages(session, gloo=True)
+    session.install("pytest>=8", "pytest-timeout>=2.3", "cmake>=3.21", "ninja")
+    session.run("pytest", "tests/native", *session.posargs, env={"TEST_SANITIZER": sanitizer})
+
+
+@nox.session
+def tsan(session: nox.Session) -> None:
+    """ThreadSanitizer finds nothing: every operation and every way to end, in jobs of C++ alone. Minutes."""
+    _sanitizer_session(session, "thread")
+
+
+@nox.session
+def asan(session: nox.Session) -> None:
+    """AddressSanitizer finds nothing, nor any leak or undefined behaviour, in the same jobs. Minutes."""
+    _sanitizer_session(session, "address")

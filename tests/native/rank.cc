@@ -1,0 +1,62 @@
+// One rank of a job of tests:
+//   rank <scenario> <shape> <rank> <folder>
+// test_native.py starts as many as the shape has ranks. Exits with 0 where all holds and the sanitizer is content.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "scenarios.h"
+
+namespace polyccl::native_test {
+namespace {
+
+// A race, and memory that is lost: each sanitizer must find one of them, else it finds nothing at all.
+void planted_fault(Job&) {
+  int* shared = std::make_unique<int>().release();
+  std::thread first([shared] { *shared = 1; }), second([shared] { *shared = 2; });
+  first.join();
+  second.join();
+}
+
+const std::map<std::string, void (*)(Job&)> kScenarios = {
+    {"abort", abort},
+    {"absent", absent},
+    {"arithmetic", arithmetic},
+    {"destroy", destroy},
+    {"finalize", finalize},
+    {"drop_on_stream", drop_on_stream},
+    {"in_flight", in_flight},
+    {"interrupt", interrupt},
+    {"lose_first", lose_first},
+    {"lose_last", lose_last},
+    {"messages", messages},
+    {"mismatch", mismatch},
+    {"operations", operations},
+    {"planted_fault", planted_fault},
+    {"two_at_once", two_at_once},
+    {"time_out", time_out},
+};
+
+}  // namespace
+}  // namespace polyccl::native_test
+
+int main(int argc, char** argv) {
+  using namespace polyccl::native_test;
+  const auto scenario = argc == 5 ? kScenarios.find(argv[1]) : kScenarios.end();
+  if (scenario == kScenarios.end()) {
+    std::fprintf(stderr, "usage: rank <scenario> <shape> <rank> <folder>, with a scenario of rank.cc\n");
+    return 2;
+  }
+  try {
+    Job job(argv[2], std::atoi(argv[3]), argv[4]);
+    scenario->second(job);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %s: %s\n", argv[3], error.what());
+    return 1;
+  }
+}
