@@ -123,7 +123,23 @@ bool Device::reached(void* event) const {
   return true;
 }
 
-bool Device::has_flags() const { return table().wait_flag != nullptr; }
+bool Device::has_flags() const {
+  std::call_once(flags_tried_, [this] { has_flags_ = try_flags(); });
+  return has_flags_;
+}
+
+bool Device::try_flags() const {
+  if (table().wait_flag == nullptr) return false;
+  const Handle memory = pinned(sizeof(uint32_t)), mark = event(), on = stream();
+  auto* const flag = static_cast<uint32_t*>(memory.get());
+  *flag = 1;  // what is waited for is there already
+  const polyccl_result result = table().wait_flag(on.get(), flag, 1);
+  if (result == POLYCCL_ERROR_UNSUPPORTED) return false;
+  check(result, "making a stream wait for the host");
+  record(mark.get(), on.get());
+  await(mark.get(), now_ns() + kSettleNs, {});
+  return true;
+}
 
 void Device::await_flag(void* stream, const volatile uint32_t* flag, uint32_t value) const {
   check(table().wait_flag(stream, flag, value), "making a stream wait for the host");

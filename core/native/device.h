@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "clock.h"
 #include "loader.h"
@@ -41,7 +42,8 @@ class Device {
   void wait(void* stream, void* event) const;
   bool reached(void* event) const;
 
-  // Whether a stream can wait for a word of host memory; then await_flag() makes it wait until *flag >= value.
+  // Whether a stream can wait for a word of host memory; then await_flag() makes it wait until *flag >= value. Tried
+  // out at the first call, on a stream of its own: that the plugin has the entry does not say that the device can.
   bool has_flags() const;
   void await_flag(void* stream, const volatile uint32_t* flag, uint32_t value) const;
 
@@ -62,9 +64,13 @@ class Device {
 
   class Bin;
 
+  bool try_flags() const;
+
   const Backend& backend_;
   const int index_;
   const std::shared_ptr<Bin> bin_;
+  mutable std::once_flag flags_tried_;
+  mutable bool has_flags_ = false;
 };
 
 }  // namespace polyccl

@@ -44,7 +44,7 @@ class FakeBackend:
     """A plugin that does all_reduce by SUM on float32 in host memory, and sends and receives."""
 
     path, abi, flags = "/x.so", 0x10000, 0
-    library_file, library_version, device_count = "/lib/libx.so.2", "2.1", 3
+    library_file, library_version, device_count, has_device = "/lib/libx.so.2", "2.1", 3, True
 
     def supports(self, kind: int, dtype: int, reduction: int, memory: int) -> int:
         return int(memory == 1 and (kind in (1, 2) or (kind, dtype, reduction) == (4, 12, 1)))
@@ -61,6 +61,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     module = SimpleNamespace(
         Backend=SimpleNamespace(load=load),
+        Device=lambda plugin, index: SimpleNamespace(waits_for_host=False),
         dtypes=lambda: [(12, "float32", 4), (17, "float8_e4m3fn", 1)],
         can_reduce=lambda dtype, reduction: dtype == 12,
     )
@@ -99,6 +100,13 @@ class TestInfo:
         assert entry["state"] == "loaded"
         assert entry["plugin"] == str(plugins / "libpolyccl_mine.so")
         assert (entry["library"], entry["library_version"], entry["devices"], entry["abi"]) == ("/lib/libx.so.2", "2.1", 3, "1.0")
+
+    def test_a_backend_of_devices_says_whether_bridges_block_the_host(self, native: SimpleNamespace) -> None:
+        assert self.entries()["mine"]["waits_for_host"] is False
+        assert "bridges block the host" in run("info")
+        native.Device = lambda plugin, index: SimpleNamespace(waits_for_host=True)
+        assert "bridges are asynchronous" in run("info")
+        assert "waits_for_host" not in self.entries()["host"]
 
     def test_operations_are_native_planned_or_undefined(self) -> None:
         operations = self.entries()["mine"]["operations"]

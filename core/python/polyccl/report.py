@@ -28,7 +28,9 @@ def collect() -> dict[str, Any]:
 
     ``backends`` has an entry for each backend of this project and each that was found: ``name``; ``state`` ("built in", "loaded",
     "failed" or "not built"); ``plugin``, ``abi``, ``library``, ``library_version``, ``devices`` and ``operations`` where it loaded;
-    ``error`` where it did not. ``operations`` maps operation, memory, dtype, and for reductions the reduction, to `NATIVE`,
+    ``error`` where it did not. Where there are devices, ``waits_for_host`` is true if their streams can wait for the host, so that
+    operations of a bridge are asynchronous, false if these block the host, and None if that could not be found out.
+    ``operations`` maps operation, memory, dtype, and for reductions the reduction, to `NATIVE`,
     `PLANNED` or `NONE`.
     """
     native, problem = _native()
@@ -90,10 +92,21 @@ def _describe(name: str, found: bool, native: Any, problem: str | None) -> dict[
             "library": plugin.library_file or None,
             "library_version": plugin.library_version,
             "devices": plugin.device_count,
+            **_bridges(native, plugin),
             "operations": _operations(native, plugin),
         }
     except Exception as error:  # whatever a plugin does, the others are shown
         return entry | {"state": "failed", "error": str(error)}
+
+
+def _bridges(native: Any, plugin: Any) -> dict[str, bool | None]:
+    """Whether operations of a bridge are asynchronous on the plugin's first device, where there is one."""
+    if not plugin.has_device or not plugin.device_count:
+        return {}
+    try:
+        return {"waits_for_host": bool(native.Device(plugin, 0).waits_for_host)}
+    except CommError:
+        return {"waits_for_host": None}
 
 
 def _operations(native: Any, plugin: Any) -> dict[str, Any]:

@@ -54,10 +54,16 @@ def _backends(entries: list[dict[str, Any]]) -> Table:
             entry["name"],
             f"[{colours[entry['state']]}]{entry['state']}[/]",
             escape(str(entry.get("library_version", ""))),
-            str(entry.get("devices", "")),
+            "\n".join([str(entry.get("devices", "")), *_bridges(entry)]),
             escape("\n".join(str(each) for each in files if each)),
         )
     return table
+
+
+def _bridges(entry: Mapping[str, Any]) -> list[str]:
+    """How operations of a bridge end on a backend's devices."""
+    words = {True: "bridges are asynchronous", False: "bridges block the host", None: "bridges: unknown"}
+    return [words[entry["waits_for_host"]]] if "waits_for_host" in entry else []
 
 
 def _operations(backend: Mapping[str, Any], memory: str) -> Table:
