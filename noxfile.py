@@ -26,7 +26,8 @@ MYPY = "mypy==2.4.1"
 CLANG_FORMAT = "clang-format==14.0.6"  # another version formats otherwise: change it together with the code
 FAMILIES = {"ncclx": "nccl", "rcclx": "rccl"}  # backends that share the folder of another
 DOUBLES_TESTS = "tests/unit/test_doubles.py"
-TEST_FOLDERS = ("tests/unit", "tests/planner", "tests/jobs", "tests/torch")
+TEST_FOLDERS = ("tests/unit", "tests/planner", "tests/jobs", "tests/torch", "tests/c10d")
+EXPECTTEST = "expecttest"  # what torch's own tests import
 
 nox.options.sessions = ["tests", "lint"]
 nox.options.reuse_venv = "yes"
@@ -99,7 +100,7 @@ def tests(session: nox.Session) -> None:
     # CMake and Ninja are for the tests that build backends outside the tree, the extra "demo" for the demo's.
     # The xccl plugin needs nothing of Intel's to be built; its tests run where oneCCL has been fetched (`nox -s oneccl`).
     more = ("cmake.define.POLYCCL_BACKEND_XCCL=ON",)
-    _install(session, TORCH, "cmake>=3.21", "ninja", extras="[test,demo]", werror=True, more=more)
+    _install(session, TORCH, EXPECTTEST, "cmake>=3.21", "ninja", extras="[test,demo]", werror=True, more=more)
     folders = [folder for folder in TEST_FOLDERS if (ROOT / folder).is_dir()]
     # What concerns the stand-ins for vendors' libraries runs where these are built anyway: see `_device_session`.
     session.run("pytest", *(session.posargs or [*folders, f"--ignore={DOUBLES_TESTS}"]))
@@ -158,6 +159,45 @@ def wheel(session: nox.Session) -> None:
     with zipfile.ZipFile(target) as archive:
         for item in archive.infolist():
             print(f"{item.file_size:>10}  {item.filename}")
+
+
+FLAG_SETS = (
+    ("gloo",),
+    ("gloo", "nccl"),
+    ("rccl", "rcclx"),
+    ("xccl",),
+    ("gloo", "nccl", "ncclx", "rccl", "rcclx", "xccl"),
+    (),
+)
+REPORT = """
+import json, subprocess, sys
+report = json.loads(subprocess.run([sys.executable, "-m", "polyccl", "info", "--json"], capture_output=True, check=True).stdout)
+here = sorted(b["name"] for b in report["backends"] if b["state"] not in ("built in", "not built"))
+sys.exit(0 if here == sorted(sys.argv[1:]) else f"the wheel with {sys.argv[1:]} reports {here}")
+"""
+VENDORLESS_BYTES = 3_000_000
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Six wheels from six sets of flags, each in an environment of its own: it reports exactly its backends. The one without any is
+    small, and passes all tests that need no plugin."""
+    _system_packages(session, gloo=True)
+    for flags in FLAG_SETS:
+        scratch = Path(session.create_tmp()).resolve() / ("-".join(flags) or "none")
+        shutil.rmtree(scratch, ignore_errors=True)
+        env = {"POLYCCL_BUILD_BACKENDS": ",".join(flags)}
+        session.run("python", "-m", "pip", "wheel", "-q", ".", "--no-deps", "-w", str(scratch), env=env)
+        (built,) = scratch.glob("*.whl")
+        session.run("python", "-m", "venv", str(scratch / "venv"))
+        python = str(scratch / "venv/bin/python")
+        session.run(python, "-m", "pip", "install", "-q", str(built), external=True)
+        session.run(python, "-c", REPORT, *flags, external=True)
+        session.log(f"{built.name}: {built.stat().st_size:,} bytes, {', '.join(flags) or 'no backend but the built-in one'}")
+    if built.stat().st_size >= VENDORLESS_BYTES:
+        session.error(f"a wheel without plugins takes {built.stat().st_size:,} bytes")
+    session.run(python, "-m", "pip", "install", "-q", f"{built}[test]", TORCH, EXPECTTEST, external=True)
+    session.run(python, "-m", "pytest", *(session.posargs or TEST_FOLDERS), external=True)
 
 
 @nox.session
@@ -223,6 +263,24 @@ def tests_torch(session: nox.Session) -> None:
     _system_packages(session, gloo=True)
     _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "gloo"})
     session.run("pytest", "tests/torch", "--all-islands", *session.posargs)
+
+
+@nox.session
+def tests_c10d(session: nox.Session) -> None:
+    """torch's own suite of torch.distributed on PolyCCL, minutes a column: tests/c10d/README.md has what may follow `--`."""
+    _system_packages(session, gloo=True)
+    if not _gloo_is_installed():
+        session.skip("Gloo is not installed")
+    _install(session, TORCH, EXPECTTEST, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "gloo"})
+    chosen = [[]] if "--column" in session.posargs else [["--column", column] for column in ("gloo", "gloo=1,gloo=rest")]
+    failed = []
+    for column in chosen:  # all of them, then the verdict
+        try:
+            session.run("python", "-m", "tests.c10d", *column, *session.posargs)
+        except nox.command.CommandFailed:
+            failed.append(column)
+    if failed:
+        session.error("a column differs from c10d's own in what is said above")
 
 
 @nox.session

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import distributed as dist
 
 from .. import new_comm
@@ -22,19 +25,33 @@ def create_group(base: Any, pg_options: Any = None) -> ProcessGroup:
     """
     types, bound = _asked_of_torch()
     options = opts.read(pg_options, _inherited())
+    return make_group(base.store, base.group_rank, base.group_size, base.timeout, base.group_id, options, types, bound)
+
+
+def make_group(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    name: str,
+    options: opts.Options,
+    types: Sequence[str],
+    bound: torch.device | None = None,
+) -> ProcessGroup:
+    """Make a group of ``size`` ranks that meet at torch's ``store``, for tensors of the device types. Raises what new_comm does."""
     comm = new_comm(
         opts.backend_of(options),
         opts.device_of(options, types, bound),
-        f"group {base.group_id}",
+        f"group {name}",
         options.abort_process_on_timeout_or_error,
-        base.timeout,
+        timeout,
         options.is_high_priority_stream,
-        base.store,
+        store,
         hints=options.hints,
-        rank=base.group_rank,
-        size=base.group_size,
+        rank=rank,
+        size=size,
     )
-    return ProcessGroup(comm, base.store, options, types, bound)
+    return ProcessGroup(comm, store, options, types, bound)
 
 
 def _inherited() -> opts.Options | None:
@@ -64,4 +81,4 @@ def _asked_of_torch() -> tuple[list[str], Any]:
     return list(backends), frame.f_locals.get("device_id")
 
 
-__all__ = ["create_group"]
+__all__ = ["create_group", "make_group"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -108,26 +108,28 @@ def monitored_barrier(group: ProcessGroup, timeout: timedelta, wait_all_ranks: b
         store.set(f"{prefix}/{rank}", b"here")
         _wait_for_verdict(store, prefix, group, limit)
         return
-    missing = _missing(store, prefix, size, limit, wait_all_ranks)
-    milliseconds = int(limit * 1000)
-    text = (
-        f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} failed to pass monitoredBarrier in {milliseconds} ms"
-    )
-    store.set(f"{prefix}/verdict", text.encode() if missing else b"")
-    if missing:
-        raise CommTimeout(f"{text} (group '{group.group_name}')")
+    verdict = _verdict(store, prefix, size, limit, wait_all_ranks)
+    store.set(f"{prefix}/verdict", verdict.encode())
+    if verdict:
+        raise CommTimeout(f"{verdict} (group '{group.group_name}')")
 
 
-def _missing(store: stores.Store, prefix: str, size: int, limit: float, wait_all_ranks: bool) -> Sequence[int]:
-    end, missing = time.monotonic() + limit, []
+def _verdict(store: stores.Store, prefix: str, size: int, limit: float, wait_all_ranks: bool) -> str:
+    """What rank 0 finds wrong, in c10d's words; empty where all ranks came."""
+    end, missing, milliseconds = time.monotonic() + limit, [], int(limit * 1000)
     for other in range(1, size):
+        left = max(0.0, end - time.monotonic())
         try:
-            store.get(f"{prefix}/{other}", max(0.0, end - time.monotonic()), f"rank {other}")
+            store.get(f"{prefix}/{other}", left, f"rank {other}")
         except CommTimeout:
+            if not left and not wait_all_ranks:
+                came = ", ".join(map(str, range(1, other))) or "none"
+                return f"Rank 0 timed out in monitoredBarrier after {milliseconds} ms; ranks that had come by then: {came}"
             missing.append(other)
             if not wait_all_ranks:
                 break
-    return missing
+    ranks = ", ".join(map(str, missing))
+    return f"Rank{'s' * (len(missing) > 1)} {ranks} failed to pass monitoredBarrier in {milliseconds} ms" if missing else ""
 
 
 def _wait_for_verdict(store: stores.Store, prefix: str, group: ProcessGroup, limit: float) -> None:

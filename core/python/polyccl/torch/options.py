@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ def backend_of(options: Options) -> str:
     return options.backend or environment.text("POLYCCL_TORCH_BACKEND")
 
 
-def device_of(options: Options, device_types: list[str], bound: torch.device | None) -> str:
+def device_of(options: Options, device_types: Sequence[str], bound: torch.device | None) -> str:
     """Where the group's communicator works.
 
     In this order: the option; the device that the group is bound to (``device_id``); host memory, where this rank's library

@@ -27,6 +27,7 @@ from .calls import Tensors, inner, listed, one, pairs, reduction, terms, uneven
 from .messages import AnySourceWork, FromAnyone, monitored_barrier
 from .options import Options
 from .options import read as read_options
+from .profiling import recorded
 from .tensors import Passage
 from .work import Work
 
@@ -157,6 +158,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- all_reduce, broadcast, reduce, barrier -----------------------------------------------------------------------------
 
+    @recorded("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
         """Reduce a tensor over all ranks, in place; also a sparse one, by SUM and on the caller's thread."""
         tensors = listed(tensors)
@@ -173,6 +175,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         part = self._comm.all_reduce(passage.both(tensor), factor, asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
 
+    @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """`allreduce` of each tensor."""
         opts = opts or c10d.AllreduceCoalescedOptions()
@@ -181,6 +184,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         parts = [self._comm.all_reduce(passage.both(tensor), factor, True, None, limit) for tensor in tensors]
         return self._issued(parts, tensors, passage, asynchronous)
 
+    @recorded("broadcast")
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Work:
         """Copy the root's tensor into the others'."""
         tensors = listed(tensors)
@@ -190,6 +194,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         part = self._comm.broadcast(passage.both(tensor), opts.rootRank, asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
 
+    @recorded("reduce")
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: Any = None) -> Work:
         """Reduce into the root's tensor; the others' stay as they are."""
         tensors = listed(tensors)
@@ -200,6 +205,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         part = self._comm.reduce(taken, opts.rootRank, reduction(opts.reduceOp), asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
 
+    @recorded("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until all ranks are here. Blocks the host, at once or in the work's ``wait``."""
         asynchronous, limit = self._terms(terms(c10d.BarrierOptions, opts, timeout))
@@ -207,6 +213,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- gathering ----------------------------------------------------------------------------------------------------------
 
+    @recorded("all_gather", 1)
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Gather every rank's tensor into a list; lengths may differ by rank, then alike in all lists."""
         outputs, tensor = inner(output_tensors, "all_gather"), one(listed(input_tensors), "all_gather")
@@ -219,6 +226,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         gather = self._comm.all_gather_v if uneven(outputs) else self._comm.all_gather
         return gather(passage.outputs(outputs), passage.input(tensor), asynchronous, None, limit)
 
+    @recorded("all_gather", 1)
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """`allgather` of each input; ``output_lists[rank][i]`` is that rank's input i."""
         asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
@@ -233,6 +241,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         ]
         return self._issued(parts, output_lists, passage, asynchronous)
 
+    @recorded("all_gather_into_tensor", 1)
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Gather every rank's tensor into one, rank by rank."""
         asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
@@ -242,6 +251,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
+    @recorded("all_gather_into_tensor", 1)
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """`all_gather_single` of each pair."""
         asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
@@ -254,6 +264,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @recorded("gather", 1)
     def gather(
         self,
         output_tensors: Any,
@@ -275,6 +286,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- scattering ---------------------------------------------------------------------------------------------------------
 
+    @recorded("scatter", 1)
     def scatter(
         self,
         output_tensors: Any,
@@ -295,6 +307,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         part = self._comm.scatter(output, inputs, opts.rootRank, asynchronous, None, limit)
         return self._issued([part], outputs, passage, asynchronous)
 
+    @recorded("reduce_scatter", 1)
     def reduce_scatter(
         self,
         output_tensors: Any,
@@ -314,6 +327,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         part = scatter(output, taken, reduction(opts.reduceOp), asynchronous, None, limit)
         return self._issued([part], outputs, passage, asynchronous)
 
+    @recorded("reduce_scatter_tensor", 1)
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce part r of all ranks' tensors into rank r's."""
         opts = opts or c10d.ReduceScatterOptions()
@@ -324,6 +338,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @recorded("reduce_scatter_tensor", 1)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """`reduce_scatter_single` of each pair."""
         opts = opts or c10d.ReduceScatterOptions()
@@ -339,6 +354,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- all_to_all ---------------------------------------------------------------------------------------------------------
 
+    @recorded("all_to_all", 1)
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Send entry r to rank r, and receive entry r from it; lengths may differ by pair of ranks."""
         asynchronous, limit = self._terms(terms(c10d.AllToAllOptions, opts, timeout))
@@ -347,6 +363,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         part = self._comm.all_to_all(outputs, inputs, asynchronous, None, limit)
         return self._issued([part], output_tensors, passage, asynchronous)
 
+    @recorded("all_to_all", 1)
     def all_to_all_single(
         self,
         output: Tensor,
@@ -381,12 +398,14 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- messages -----------------------------------------------------------------------------------------------------------
 
+    @recorded("send")
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send to a rank of the group; its `recv` with this tag gets it, in order."""
         tensors = listed(tensors)
         tensor, passage = one(tensors, "send"), self._passage()
         return self._counted(Work((self._comm.send(passage.input(tensor), dst, True, tag=tag),), tensors))
 
+    @recorded("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive what a rank of the group sends with this tag."""
         tensors = listed(tensors)
@@ -394,6 +413,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         part = self._comm.recv(passage.output(tensor), src, True, tag=tag)
         return self._counted(Work((part,), tensors, passage.finish, source=src))
 
+    @recorded("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive from whichever rank sends first with this tag; `Work.source_rank` tells which.
 

@@ -1,0 +1,1 @@
+"""torch's own tests of torch.distributed, run on PolyCCL: see README.md."""
