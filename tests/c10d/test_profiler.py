@@ -26,6 +26,12 @@ def one() -> Any:
     return torch.ones(3, 4)
 
 
+def blocking() -> Any:
+    options = torch.distributed.BarrierOptions()
+    options.asyncOp = False
+    return options
+
+
 @pytest.mark.parametrize(
     ("name", "shapes", "call"),
     [
@@ -36,7 +42,7 @@ def one() -> Any:
         ("all_gather_into_tensor", [[3, 4]], lambda group: group._allgather_base(one(), one())),
         ("reduce_scatter_tensor", [[3, 4]], lambda group: group._reduce_scatter_base(one(), one())),
         ("all_to_all", [[3, 4]], lambda group: group.alltoall_base(one(), one(), [], [])),
-        ("barrier", [], lambda group: group.barrier()),
+        ("barrier", [], lambda group: group.barrier(blocking())),
     ],
 )
 def test_a_call_is_recorded(
