@@ -2,7 +2,8 @@
 
     polyccl launch --islands gloo=2,host=2 -- python examples/fsdp2.py
 
-A script for plain torch but for the backend's name; run with ``gloo`` in its place it does the same on one library::
+A script for plain torch but for the backend's name, which torch knows where PolyCCL is installed; run with ``gloo`` in its place it
+does the same on one library::
 
     torchrun --nproc-per-node 4 examples/fsdp2.py gloo
 """
@@ -50,6 +51,4 @@ def main(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        import polyccl  # noqa: F401  # makes the backend known to torch
     main(sys.argv[1] if len(sys.argv) > 1 else "polyccl")

@@ -1,7 +1,8 @@
-"""torch knows the backend once both packages are imported, in either order, and PolyCCL imports no torch."""
+"""torch knows the backend where PolyCCL is installed, or once both packages are imported, in either order."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -17,8 +18,12 @@ GROUP = """
 """
 
 
-def run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=90)
+def run(code: str, autoload: bool = False) -> None:
+    """Run it; without ``autoload`` torch does not look for installed backends by itself."""
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(autoload))}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=90
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -29,6 +34,27 @@ def run(code: str) -> None:
 )
 def test_either_import_may_come_first(imports: str) -> None:
     run(f"\n    {imports}\n{GROUP}")
+
+
+def test_a_script_for_plain_torch_need_not_import_polyccl() -> None:
+    run(f"\n    import sys, torch\n    assert 'polyccl' not in sys.modules\n{GROUP}", autoload=True)
+
+
+def test_torch_is_imported_where_polyccl_cannot_be() -> None:
+    run(
+        """
+        import sys
+        sys.modules["polyccl"] = None
+        import torch
+        try:
+            torch.distributed.init_process_group("polyccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        except ImportError:
+            pass
+        else:
+            raise SystemExit("there is a group")
+        """,
+        autoload=True,
+    )
 
 
 def test_polyccl_imports_no_torch() -> None:

@@ -1,7 +1,8 @@
 """How torch comes to know the backend ``polyccl``, whichever of the two packages is imported first.
 
-This module imports no torch: where torch.distributed is not loaded yet, it watches imports, and registers the backend right after
-torch.distributed is there. What makes the groups, `polyccl.torch`, is imported with the first group.
+An installed PolyCCL is known to every `import torch` by torch's own entry point (`polyccl_autoload`). This module serves where that
+is turned off, or where PolyCCL lies on the path without being installed. It imports no torch: where torch.distributed is not
+loaded yet, it watches imports, and registers the backend right after torch.distributed is there.
 """
 
 from __future__ import annotations
@@ -13,29 +14,13 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
-NAME = "polyccl"
-DEVICES = ["cpu", "cuda", "xpu"]
-"""The device types that ``init_process_group("polyccl")`` is for; ``cuda`` is AMD's on a torch for ROCm."""
+from polyccl_autoload import DEVICES, NAME, register
 
 
 def when_torch_is_there() -> None:
     """Register the backend now where torch.distributed is loaded, else as soon as it is."""
     if not _register_if_loaded() and not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch())
-
-
-def register() -> None:
-    """Make ``polyccl`` a backend of torch.distributed. May be called again. Does nothing where torch has no distributed part."""
-    import torch.distributed as dist
-
-    if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create_group, extended_api=True, devices=DEVICES)
-
-
-def _create_group(base: Any, pg_options: Any = None) -> Any:
-    from .torch.create import create_group
-
-    return create_group(base, pg_options)
 
 
 def _register_if_loaded() -> bool:
