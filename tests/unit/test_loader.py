@@ -45,9 +45,9 @@ def test_a_good_plugin_says_what_it_is(double: Callable[[str], Path]) -> None:
     assert backend.name == "double"
     assert backend.path == str(path.resolve())
     assert backend.flags == 1
-    assert backend.abi == 1 << 16
+    assert backend.abi == (1 << 16) + 1
     assert backend.device_count == 3
-    assert backend.compatibility(5) == "double for device 5, host abi 1.0"
+    assert backend.compatibility(5) == "double for device 5, host abi 1.1"
     assert backend.library_version.startswith("created 0")
     assert backend.library_file == ""
     assert backend.completion(SEND, HOST) == 2
@@ -83,7 +83,7 @@ def test_a_table_of_another_length_is_taken_as_far_as_both_sides_know_it(double:
 @pytest.mark.parametrize(
     ("variant", "reason"),
     [
-        ("WRONG_MAJOR", "version 2.0 of the plugin ABI, and this PolyCCL speaks 1.0"),
+        ("WRONG_MAJOR", "version 2.0 of the plugin ABI, and this PolyCCL speaks 1.1"),
         ("NO_SYMBOL", "does not export polyccl_backend_query"),
         ("NULL_TABLE", "gave no table"),
         ("MISSING_ENTRY", "no issue()"),
@@ -160,7 +160,7 @@ def test_each_result_becomes_its_error_and_each_request_is_waited_for(
         for result, code in codes.items():
             assert facts[f"{how} {result}"].startswith(f"code {code}: {call} on communicator 'dp': backend 'double' ")
             assert "the double's own words" in facts[f"{how} {result}"]
-    assert facts["counts"] == "created 1 destroyed 1 aborted 1 waited 9"
+    assert facts["counts"] == "created 1 destroyed 1 aborted 0 waited 9"
 
 
 def test_a_stores_exception_does_not_cross_the_plugin_and_keeps_its_text(
