@@ -126,6 +126,6 @@ def test_the_sanitizer_finds_nothing_where_streams_cannot_wait_for_the_host(buil
 
 def test_the_sanitizer_finds_a_planted_fault(build: Path, tmp_path: Path) -> None:
     ((code, text),) = run(build, "planted_fault", "host=1", tmp_path)
-    assert code not in (0, 1)
+    assert code != 0
     assert "planted_fault" in text
     assert ("data race" if SANITIZER == "thread" else "detected memory leaks") in text
