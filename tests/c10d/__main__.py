@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def main(words: list[str]) -> int:
     """Run; gives the exit code: 1 where the column differs from what is known."""
     given = _arguments(words)
     _prepare(given.column)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # not before the tests' processes are ended
     from . import driver, suite
 
     if given.column != "c10d":

@@ -107,6 +107,7 @@ def _be_the_test(test: str, ranks: int, folder: Path) -> None:
     """What the fork does: run one test, write how it ended, and end without the clean-up of the process that it was forked from."""
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torch ends ranks
         log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="torch's suite needs expecttest")
 
 ROOT = Path(__file__).parents[2]
+DEADLINE = 240.0  # seconds of one column
 COLUMNS = ("gloo", "gloo=1,gloo=rest")
 SAMPLE = (
     "test_DistributedDataParallelCPU",
@@ -69,9 +70,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
             "--only",
             *tests,
         ]
-        done = subprocess.run(command, cwd=ROOT, timeout=240, capture_output=True, text=True, check=False)
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            try:
+                printed, _ = process.communicate(timeout=DEADLINE)
+            finally:
+                process.terminate()  # it ends the tests' processes
         results = read(folder / f"{column}.tsv")
-        assert set(results) == set(tests), done.stdout + done.stderr
+        assert set(results) == set(tests), printed
         return results
 
     return run
