@@ -16,7 +16,7 @@ void refuse_in_capture(void* stream, const char* what) {
   if (!is_capturing(stream)) return;
   throw Failure(POLYCCL_ERROR_UNSUPPORTED,
                 std::string("the stream is being captured into a graph, which cannot hold ") + what +
-                    ": only operations that the library does alone can be captured. Run this one outside the capture");
+                    ": run this outside the capture");
 }
 
 polyccl_result host_alloc(int32_t device, void** memory, uint64_t bytes) {
@@ -148,6 +148,13 @@ polyccl_result write_flag(void* stream, volatile uint32_t* flag, uint32_t value)
   });
 }
 
+polyccl_result stream_is_capturing(void* stream, int32_t* capturing) {
+  return guarded([&] {
+    const Current current = Current::of(stream);
+    *capturing = is_capturing(stream) ? 1 : 0;
+  });
+}
+
 const polyccl_device table = {
     .struct_size = sizeof(polyccl_device),
     .reserved = 0,
@@ -167,6 +174,7 @@ const polyccl_device table = {
     .write_flag = write_flag,
     .reduce = nullptr,  // the plugins bring no kernels of their own
     .scale = nullptr,
+    .stream_is_capturing = stream_is_capturing,
 };
 
 }  // namespace

@@ -98,17 +98,31 @@ void check(Status status, const char* doing) {
 }
 
 bool is_capturing(void* stream) {
+  constexpr Status kImplicit = 906;  // the legacy default stream, while a stream that synchronizes with it is captured
   const Runtime& table = runtime();
-  int status = 0;
-  return table.stream_is_capturing != nullptr && table.stream_is_capturing(stream, &status) == kDone && status != 0;
+  int capture = 0;
+  if (table.stream_is_capturing == nullptr) return false;
+  const Status status = table.stream_is_capturing(stream, &capture);
+  return status == kImplicit || (status == kDone && capture != 0);
 }
 
-Current::Current(int device) { check(runtime().enter(device, &before_), "choosing the device"); }
+Current::Current(int device) {
+  check(runtime().enter(device, &before_), "choosing the device");
+  relax();
+}
 
 Current::Current(void* stream, std::nullptr_t) {
   check(runtime().enter_for(stream, &before_), "choosing the device of a stream");
+  relax();
 }
 
-Current::~Current() { runtime().leave(before_); }
+void Current::relax() {
+  if (runtime().exchange_capture_mode != nullptr) (void)runtime().exchange_capture_mode(&mode_);
+}
+
+Current::~Current() {
+  relax();  // back to what it was
+  runtime().leave(before_);
+}
 
 }  // namespace polyccl_ccl

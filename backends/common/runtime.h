@@ -30,6 +30,7 @@ struct Runtime {
   Status (*stream_destroy)(void* stream) = nullptr;
   Status (*stream_wait_event)(void* stream, void* event, unsigned flags) = nullptr;
   Status (*stream_is_capturing)(void* stream, int* status) = nullptr;  // may be absent
+  Status (*exchange_capture_mode)(int* mode) = nullptr;                // may be absent
   Status (*event_create)(void** event, unsigned flags) = nullptr;
   Status (*event_destroy)(void* event) = nullptr;
   Status (*event_record)(void* event, void* stream) = nullptr;
@@ -52,6 +53,7 @@ struct Runtime {
 constexpr unsigned kPortableMapped = 3;
 constexpr unsigned kNonBlocking = 1;
 constexpr unsigned kNoTiming = 2;
+constexpr int kRelaxed = 2;  // a mode of captures
 
 // The runtime, opened at the first call. Throws a Failure (UNAVAILABLE).
 const Runtime& runtime();
@@ -68,7 +70,8 @@ void check(Status status, const char* doing);
 // Whether the stream is being captured into a graph.
 bool is_capturing(void* stream);
 
-// Makes a device this thread's, for a scope.
+// Makes a device this thread's, for a scope. While another thread captures a stream in CUDA's and HIP's default mode, calls that might
+// disturb a capture fail, in any thread, and end the capture. None in such a scope does disturb one, and the scope says so.
 class Current {
  public:
   explicit Current(int device);
@@ -79,7 +82,10 @@ class Current {
 
  private:
   Current(void* stream, std::nullptr_t);
+  void relax();
+
   intptr_t before_ = 0;
+  int mode_ = kRelaxed;
 };
 
 }  // namespace polyccl_ccl

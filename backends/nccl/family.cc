@@ -193,6 +193,7 @@ void fill(Runtime& runtime, Symbols& symbols) {
   symbols.require("cuEventRecord", runtime.event_record);
   symbols.require("cuEventQuery", runtime.event_query);
   symbols.optional("cuStreamIsCapturing", runtime.stream_is_capturing);
+  symbols.optional("cuThreadExchangeStreamCaptureMode", runtime.exchange_capture_mode);
   if (symbols.optional("cuStreamWaitValue32_v2", driver.wait)) runtime.wait_value = wait_value;
   if (symbols.optional("cuStreamWriteValue32_v2", driver.write)) runtime.write_value = write_value;
   runtime.count = count;

@@ -114,6 +114,7 @@ void find_hip(Runtime& table, Symbols& from) {
   from.require("hipStreamDestroy", table.stream_destroy);
   from.require("hipStreamWaitEvent", table.stream_wait_event);
   from.optional("hipStreamIsCapturing", table.stream_is_capturing);
+  from.optional("hipThreadExchangeStreamCaptureMode", table.exchange_capture_mode);
   if (from.optional("hipStreamWaitValue32", hip.wait_value)) table.wait_value = wait_for;
   if (from.optional("hipStreamWriteValue32", hip.write_value)) table.write_value = tell;
   // events

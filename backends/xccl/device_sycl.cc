@@ -185,6 +185,7 @@ const polyccl_device* device_table() {
       .write_flag = write_flag,
       .reduce = nullptr,
       .scale = nullptr,
+      .stream_is_capturing = nullptr,
   };
   return &table;
 }

@@ -57,13 +57,10 @@ void check_root(const Check& check, int peer) {
 
 constexpr int32_t kCpu = 1;  // DLPack's kDLCPU
 
-// A tensor must be where the communicator is; memory of a stand-in for a device is the host's.
+// A tensor must be where the communicator is.
 void check_device(const Check& check, const Tensor& t) {
   const CommunicatorConfig& config = check.comm.config();
-  const bool stand_in = config.device && config.device->is_host() && t.device_type == kCpu;
-  const bool same =
-      t.device_type == config.device_type && (t.device_type == kCpu || t.device_index == config.device_index);
-  if (same || stand_in) return;
+  if (t.device_type == config.device_type && (t.device_type == kCpu || t.device_index == config.device_index)) return;
   if (t.device_type == kCpu) {
     check.refuse("a tensor is in host memory, but the communicator's device is " + config.device_name +
                  "; move it there");
@@ -87,6 +84,16 @@ void check_tensors(const Check& check, const CheckedCall& c) {
       }
     }
   }
+}
+
+// A graph would repeat the device's part of an operation, and not the host's.
+void check_capture(const Check& check, const UserStream& stream) {
+  const Device* device = check.comm.config().device.get();
+  if (device == nullptr || !stream.known() || !device->capturing(stream.handle)) return;
+  check.refuse(
+      "the current stream is being captured into a graph, which would repeat only the device's part of the operation, "
+      "and not the host's; end the capture before, call this outside of it, and capture what comes after apart",
+      Code::kUnsupportedOperation);
 }
 
 void check_reduction(const Check& check, const Call& call) {
@@ -333,6 +340,7 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
   row->ragged ? shape_ragged(check, c, a, given) : shape_equal(check, c, given);
   check_overlap(check, c);
   set_factor(check, c, a.factor);
+  check_capture(check, c.call.stream);
   return c;
 }
 

@@ -123,6 +123,13 @@ bool Device::reached(void* event) const {
   return true;
 }
 
+bool Device::capturing(void* stream) const {
+  int32_t answer = 0;
+  if (table().stream_is_capturing == nullptr) return false;
+  check(table().stream_is_capturing(stream, &answer), "asking whether a stream is being captured");
+  return answer != 0;
+}
+
 bool Device::has_flags() const {
   std::call_once(flags_tried_, [this] { has_flags_ = try_flags(); });
   return has_flags_;

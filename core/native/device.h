@@ -42,6 +42,9 @@ class Device {
   void wait(void* stream, void* event) const;
   bool reached(void* event) const;
 
+  // Whether what is enqueued on the stream goes into a graph; false too where the backend cannot tell.
+  bool capturing(void* stream) const;
+
   // Whether a stream can wait for a word of host memory; then await_flag() makes it wait until *flag >= value. Tried
   // out at the first call, on a stream of its own: that the plugin has the entry does not say that the device can.
   bool has_flags() const;

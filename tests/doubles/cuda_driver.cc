@@ -572,8 +572,9 @@ STAND_IN_API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void*
   return on_stream(stream, [&](Stream& s) { return runtime().enqueue(s, [function, data] { function(data); }); });
 }
 
-STAND_IN_API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode) {
-  return on_stream(stream, [](Stream& s) { return runtime().begin_capture(s); });
+STAND_IN_API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  return on_stream(stream,
+                   [&](Stream& s) { return runtime().begin_capture(s, static_cast<stand_in::CaptureMode>(mode)); });
 }
 
 STAND_IN_API CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
@@ -607,8 +608,9 @@ STAND_IN_API CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCapture
 
 STAND_IN_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::swap(*mode, current);
+  auto exchanged = static_cast<stand_in::CaptureMode>(*mode);
+  Runtime::exchange_capture_mode(&exchanged);
+  *mode = static_cast<CUstreamCaptureMode>(exchanged);
   return CUDA_SUCCESS;
 }
 

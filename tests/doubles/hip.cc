@@ -404,8 +404,9 @@ STAND_IN_API hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t functi
   });
 }
 
-STAND_IN_API hipError_t hipStreamBeginCapture(hipStream_t stream, hipStreamCaptureMode) {
-  return on_stream(stream, [](Stream& s) { return runtime().begin_capture(s); });
+STAND_IN_API hipError_t hipStreamBeginCapture(hipStream_t stream, hipStreamCaptureMode mode) {
+  return on_stream(stream,
+                   [&](Stream& s) { return runtime().begin_capture(s, static_cast<stand_in::CaptureMode>(mode)); });
 }
 
 STAND_IN_API hipError_t hipStreamEndCapture(hipStream_t stream, hipGraph_t* graph) {
@@ -434,9 +435,10 @@ STAND_IN_API hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, hipStream
 }
 
 STAND_IN_API hipError_t hipThreadExchangeStreamCaptureMode(hipStreamCaptureMode* mode) {
-  thread_local hipStreamCaptureMode current = hipStreamCaptureModeGlobal;
   if (mode == nullptr) return result(Status::kInvalidValue);
-  std::swap(*mode, current);
+  auto exchanged = static_cast<stand_in::CaptureMode>(*mode);
+  Runtime::exchange_capture_mode(&exchanged);
+  *mode = static_cast<hipStreamCaptureMode>(exchanged);
   return hipSuccess;
 }
 

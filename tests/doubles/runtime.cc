@@ -20,6 +20,7 @@ constexpr std::size_t kAlignment = 512;
 constexpr std::size_t kPage = 4096;
 
 thread_local bool worker_thread = false;
+thread_local CaptureMode thread_capture_mode = CaptureMode::kGlobal;
 
 struct Name {
   Status status;
@@ -226,6 +227,7 @@ bool Runtime::on_worker() { return worker_thread; }
 
 Status Runtime::allocate(int device, std::size_t bytes, MemoryKind kind, void** memory) {
   if (memory == nullptr || bytes == 0) return Status::kInvalidValue;
+  if (const Status status = might_disturb_captures(); status != Status::kSuccess) return status;
   void* user = nullptr;
   std::byte* view = nullptr;
   std::shared_ptr<void> owner;
@@ -247,6 +249,7 @@ Status Runtime::allocate(int device, std::size_t bytes, MemoryKind kind, void** 
 
 Status Runtime::release(const void* memory, MemoryKind kind) {
   if (memory == nullptr) return Status::kSuccess;
+  if (const Status status = might_disturb_captures(); status != Status::kSuccess) return status;
   std::shared_ptr<void> owner;
   int device = 0;
   {
@@ -384,10 +387,12 @@ Status Runtime::synchronize_device(int device) {
   return Status::kSuccess;
 }
 
-Status Runtime::begin_capture(Stream& stream) {
+Status Runtime::begin_capture(Stream& stream, CaptureMode mode) {
   const std::lock_guard lock(mutex_);
   if (stream.capture != Capture::kNone) return Status::kCaptureUnsupported;
   stream.capture = Capture::kActive;
+  stream.capture_mode = mode;
+  stream.capturer = std::this_thread::get_id();
   return Status::kSuccess;
 }
 
@@ -396,6 +401,25 @@ Status Runtime::end_capture(Stream& stream) {
   const Capture capture = std::exchange(stream.capture, Capture::kNone);
   if (capture == Capture::kNone) return Status::kInvalidValue;
   return capture == Capture::kActive ? Status::kSuccess : Status::kCaptureInvalidated;
+}
+
+void Runtime::exchange_capture_mode(CaptureMode* mode) { std::swap(*mode, thread_capture_mode); }
+
+Status Runtime::might_disturb_captures() {
+  if (thread_capture_mode == CaptureMode::kRelaxed) return Status::kSuccess;
+  Status status = Status::kSuccess;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [handle, stream] : streams_) {
+    if (stream->capture == Capture::kNone) continue;
+    const bool own = stream->capturer == std::this_thread::get_id();
+    const bool forbidden =
+        own ? stream->capture_mode != CaptureMode::kRelaxed
+            : stream->capture_mode == CaptureMode::kGlobal && thread_capture_mode == CaptureMode::kGlobal;
+    if (!forbidden) continue;
+    stream->capture = Capture::kInvalidated;
+    status = Status::kCaptureUnsupported;
+  }
+  return status;
 }
 
 Capture Runtime::capture_of(const Stream& stream) const {
@@ -517,14 +541,16 @@ Status Runtime::wait_event(Stream& stream, void* handle) {
 
 Status Runtime::query_event(void* handle) {
   std::shared_ptr<Mark> mark;
-  const Status status = mark_of(handle, &mark);
+  Status status = might_disturb_captures();
+  if (status == Status::kSuccess) status = mark_of(handle, &mark);
   if (status != Status::kSuccess || mark == nullptr) return status;
   return mark->reached() ? Status::kSuccess : Status::kNotReady;
 }
 
 Status Runtime::synchronize_event(void* handle) {
   std::shared_ptr<Mark> mark;
-  const Status status = mark_of(handle, &mark);
+  Status status = might_disturb_captures();
+  if (status == Status::kSuccess) status = mark_of(handle, &mark);
   if (status == Status::kSuccess && mark != nullptr) mark->wait();
   return status;
 }

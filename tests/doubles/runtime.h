@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <thread>
 #include <vector>
 
 namespace stand_in {
@@ -67,6 +68,9 @@ class Mark {
 
 enum class Capture { kNone = 0, kActive = 1, kInvalidated = 2 };
 
+// Of a capture: whose calls that might disturb it are forbidden. Of a thread: kRelaxed allows them to it.
+enum class CaptureMode { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+
 class Stream {
  public:
   Stream(int device, unsigned flags, int priority, unsigned seed);
@@ -82,7 +86,9 @@ class Stream {
   const int device;
   const unsigned flags;
   const int priority;
-  Capture capture = Capture::kNone;  // guarded by the runtime's mutex
+  Capture capture = Capture::kNone;  // these are guarded by the runtime's mutex
+  CaptureMode capture_mode = CaptureMode::kGlobal;
+  std::thread::id capturer;
 
  private:
   void run();
@@ -147,9 +153,10 @@ class Runtime {
   std::shared_ptr<Stream> stream(const void* handle, int device);
   std::vector<std::shared_ptr<Stream>> streams_of(int device);
   Status synchronize_device(int device);
-  Status begin_capture(Stream& stream);
+  Status begin_capture(Stream& stream, CaptureMode mode);
   Status end_capture(Stream& stream);
   Capture capture_of(const Stream& stream) const;
+  static void exchange_capture_mode(CaptureMode* mode);  // of this thread
 
   // Work on a stream. Each fails while the stream captures: graphs are not modelled.
   Status enqueue(Stream& stream, std::function<void()> work);
@@ -173,6 +180,9 @@ class Runtime {
   Status mark_of(const void* handle, std::shared_ptr<Mark>* mark) const;
   const Allocation* locate(std::uintptr_t address) const;
   bool device_reaches(const void* address) const;
+  // Allocations, and questions about events, might disturb a capture: where that is forbidden to this thread they fail, and the capture is
+  // invalid.
+  Status might_disturb_captures();
 
   const int device_count_;
   const bool can_wait_value_;

@@ -35,7 +35,7 @@ extern "C" {
 #endif
 
 #define POLYCCL_ABI_MAJOR 1u
-#define POLYCCL_ABI_MINOR 0u
+#define POLYCCL_ABI_MINOR 1u
 #define POLYCCL_ABI ((POLYCCL_ABI_MAJOR << 16) | POLYCCL_ABI_MINOR)
 
 #if defined(__GNUC__)
@@ -267,6 +267,10 @@ typedef struct polyccl_device {
                            uint32_t reduction);
   polyccl_result (*scale)(void* stream, void* output, const void* input, const void* factor, uint64_t n,
                           uint32_t dtype);
+
+  /* Since 1.1. Whether what is enqueued on the stream goes into a graph instead of to the device: operations on it are then refused
+   * before anything is enqueued. Never blocks. */
+  polyccl_result (*stream_is_capturing)(void* stream, int32_t* capturing /* out */);
 } polyccl_device;
 
 /* ------------------------------------------------------------------------------------------------------------------ *

@@ -47,6 +47,7 @@ class DeviceTable(c.Structure):
         ("copy", _entry(_P, _P, _U64, _P, _U64, _U64, _U64)),
         ("wait_flag", _entry(_P, _P, _U32)), ("write_flag", _entry(_P, _P, _U32)),
         ("reduce", _P), ("scale", _P),
+        ("stream_is_capturing", _entry(_P, c.POINTER(_I32))),
     ]  # fmt: skip
 
 
