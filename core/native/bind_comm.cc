@@ -306,7 +306,8 @@ void wait(Work& work, nb::handle timeout) {
   const Seconds limit = seconds_of(timeout);
   if (!limit && work.join()) {
     work.raise();
-    return work.join()();
+    if (!work.done()) work.join()();
+    return;
   }
   wait_on_host(work, limit);
 }

@@ -19,6 +19,18 @@ void spread(Side& side, Shape shape, size_t size, uint64_t bytes) {
   }
 }
 
+// Counts one less at the end of its scope.
+class Countdown {
+ public:
+  explicit Countdown(std::atomic<int>& count) : count_(count) {}
+  ~Countdown() { --count_; }
+  Countdown(const Countdown&) = delete;
+  Countdown& operator=(const Countdown&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 }  // namespace
 
 Communicator::Communicator(CommunicatorConfig config)
@@ -74,7 +86,7 @@ Communicator::~Communicator() {
     closing_ = true;
   }
   if (reaper_.joinable()) reaper_.join();  // before what it uses goes
-  executor_->stop();  // its lanes may still look for it, in fail()
+  executor_->stop();                       // its lanes may still look for it, in fail()
   executor_.reset();
   agreement_.reset();
   group_.reset();  // no callback comes after this
@@ -289,7 +301,7 @@ std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& kee
   auto e = make_execution(std::move(call));
   const auto scope = agreement_scope();
   const bool native = runs_native(e->call);
-  if (native && e->call.stream.known() && library_calls_ == 0) {
+  if (native && e->call.stream.known() && library_calls_ == 0 && agreements_ == 0) {
     if (scope) agree(e->call, *scope, interrupted);
     return issue_on_stream(e->call, {library_op(e->call)}, async, keep);
   }
@@ -299,7 +311,9 @@ std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& kee
     const bool alone =
         !async && !library_below() && !config_.device && executor_->idle() && Executor::runs_alone(*plan, e->call);
     e->plan = std::move(plan);
+    ++agreements_;
     e->prepare = [this, e = e.get(), scope, ready = std::move(ready)] {
+      const Countdown over(agreements_);
       if (ready) ready();
       if (scope) agree(e->call, *scope, e->interrupted);
     };
@@ -414,6 +428,8 @@ std::shared_ptr<Execution> Communicator::message_execution(std::vector<Call> cal
 std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool async, const Keep& keep,
                                                 const Interrupted& interrupted) {
   std::shared_ptr<Execution> e;
+  std::shared_ptr<void> staged;
+  const UserStream stream = calls[0].stream;
   const std::string operation = calls.size() == 1 ? std::string(calls[0].row->name) : "batch";
   {
     std::scoped_lock turn(issue_mutex_);
@@ -430,8 +446,7 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
                         "library has messages, but no tags; issue them apart");
       }
       if (by_library) return issue_library_messages(calls, async, keep, interrupted);
-      if (auto ready = users_stream_reached(calls[0])) ready();
-      stage_messages(calls);
+      staged = stage_messages(calls);
     }
     e = message_execution(std::move(calls));
   }
@@ -439,10 +454,13 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
     e->work = std::make_shared<Work>(operation, e->call.deadline);
     e->work->keep_alive(kept(keep));
     auto work = e->work;
+    if (staged) e->may_start = [device = config_.device, staged] { return device->reached(staged.get()); };
     executor_->enqueue_messages(e);
+    follow_on_stream(work, stream, true);
     return work;
   }
   try {
+    if (staged) await_staged(staged.get(), e->call.deadline, interrupted);
     executor_->run_messages(e, interrupted);
   } catch (const InterruptedWait&) {
     fail(Error(Code::kAborted, member(rank()) + " was interrupted in " + operation), true);
@@ -545,7 +563,9 @@ void Communicator::announce_refusal() {
   e->call.deadline = timeout_ns_ == 0 ? 0 : now_ns() + timeout_ns_;
   e->sequence = ++sequence_;  // as on the ranks that made the call
   e->work = std::make_shared<Work>("a refused call", e->call.deadline);
+  ++agreements_;
   e->prepare = [this, deadline = e->call.deadline] {
+    const Countdown over(agreements_);
     Fingerprint refused;
     refused.refused = 1;
     agreement_->agree(refused, Agreement::Scope::kAll, deadline, {});

@@ -136,12 +136,12 @@ class Communicator : private Legs {
   void let_followers_end();
   bool follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async);
   Flag take_flag();
-  static void* current_stream(const UserStream& stream);
+  static void* joining_stream(const Device& device, const UserStream& from);
   std::shared_ptr<Work> issue_on_stream(const Call& call, std::vector<polyccl_op> ops, bool async, const Keep& keep);
   std::shared_ptr<Work> issue_library_messages(const std::vector<Call>& calls, bool async, const Keep& keep,
                                                const Interrupted& interrupted);
-  void stage_messages(std::vector<Call>& calls);
-  void copy_now(void* output, const void* input, size_t bytes, Deadline deadline);
+  std::shared_ptr<void> stage_messages(std::vector<Call>& calls);
+  void await_staged(void* reached, Deadline deadline, const Interrupted& interrupted);
   void run_whole(Execution& e, std::function<void()> work);
   uint32_t memory_kind() const { return config_.device ? POLYCCL_MEMORY_DEVICE : POLYCCL_MEMORY_HOST; }
   polyccl_op library_op(const Call& call) const;
@@ -179,6 +179,7 @@ class Communicator : private Legs {
   std::atomic<int> followers_{0};      // operations on their way whose end users' streams wait for
   std::mutex library_mutex_;           // one caller of the library at a time
   std::atomic<int> library_calls_{0};  // operations in the lanes that call the library
+  std::atomic<int> agreements_{0};     // calls in the lanes that ranks have yet to agree on
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;

@@ -59,7 +59,7 @@ bool Communicator::follow_on_stream(const std::shared_ptr<Work>& work, const Use
   });
   if (async) {
     work->set_join([device = config_.device, flag, stream] {
-      device->await_flag(current_stream(stream), flag.first, flag.second);
+      device->await_flag(joining_stream(*device, stream), flag.first, flag.second);
     });
   } else {
     config_.device->await_flag(stream.handle, flag.first, flag.second);
@@ -82,9 +82,15 @@ Communicator::Flag Communicator::take_flag() {
   return flag;
 }
 
-void* Communicator::current_stream(const UserStream& stream) {
+// The stream that is current now, and is to wait for an operation.
+void* Communicator::joining_stream(const Device& device, const UserStream& from) {
   void* handle = nullptr;
-  stream.current(stream.device_type, stream.device_index, &handle);
+  from.current(from.device_type, from.device_index, &handle);
+  if (device.capturing(handle)) {
+    throw Error(Code::kUnsupportedOperation,
+                "wait(): the current stream is being captured into a graph, which cannot wait for an operation from "
+                "outside of it; wait before the capture begins, or call wait_blocking()");
+  }
   return handle;
 }
 
@@ -120,7 +126,7 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
   watch->work->keep_alive(kept(keep));
   if (async) {
     watch->work->set_join(
-        [keep = config_.device, done, from = call.stream] { keep->wait(current_stream(from), done.get()); });
+        [keep = config_.device, done, from = call.stream] { keep->wait(joining_stream(*keep, from), done.get()); });
   } else {
     watch->work->set_join([] {});  // the user's stream is in order already
   }
@@ -161,29 +167,52 @@ std::shared_ptr<Work> Communicator::issue_library_messages(const std::vector<Cal
   return start(e, async, false, keep, interrupted);
 }
 
-// Messages of device memory over the link: by way of pinned memory, which lives as long as the call.
-void Communicator::stage_messages(std::vector<Call>& calls) {
+// Messages of device memory over the link: by way of pinned memory, which lives as long as the call. A stream of their
+// own copies, in the order of the user's. Gives the event after which the messages may go; before it none is received
+// either, since to bring it home would hold up a lane, for which the user's stream may wait.
+std::shared_ptr<void> Communicator::stage_messages(std::vector<Call>& calls) {
+  const std::shared_ptr<Device> device = config_.device;
+  const std::shared_ptr<void> stream(device->stream());
+  auto event = std::make_shared<std::pair<std::shared_ptr<void>, Device::Handle>>(stream, device->event());
+  const std::shared_ptr<void> reached(event, event->second.get());  // keeps the stream too
+  if (const UserStream& users = calls[0].stream; users.known()) {
+    device->record(reached.get(), users.handle);
+    device->wait(stream.get(), reached.get());
+  }
   for (Call& call : calls) {
     const bool sends = call.kind() == POLYCCL_KIND_SEND;
     const size_t bytes = call.count * call.element();
     if (bytes == 0) continue;
     Side& side = sends ? call.input : call.output;
-    call.staging = std::shared_ptr<void>(config_.device->pinned(bytes));
+    call.staging = std::shared_ptr<void>(device->pinned(bytes));
     char* user = std::exchange(side.blocks[0], static_cast<char*>(call.staging.get()));
     if (sends) {
-      copy_now(call.staging.get(), user, bytes, call.deadline);
+      device->copy(stream.get(), call.staging.get(), user, bytes);
     } else {
-      call.unstage = [this, user, staging = call.staging, bytes, deadline = call.deadline] {
-        copy_now(user, staging.get(), bytes, deadline);
+      call.unstage = [this, device, stream, user, staging = call.staging, bytes, deadline = call.deadline] {
+        device->copy(stream.get(), user, staging.get(), bytes);
+        device->finish(stream.get(), deadline, [this] { return failure().has_value(); });
       };
     }
   }
+  device->record(reached.get(), stream.get());
+  return reached;
 }
 
-void Communicator::copy_now(void* output, const void* input, size_t bytes, Deadline deadline) {
-  const auto stream = config_.device->stream();
-  config_.device->copy(stream.get(), output, input, bytes);
-  config_.device->finish(stream.get(), deadline, [this] { return failure().has_value(); });
+// For a synchronous call, on the caller's thread.
+void Communicator::await_staged(void* reached, Deadline deadline, const Interrupted& interrupted) {
+  constexpr int kLooks = 64;  // whether the user interrupts is asked at every so many
+  bool stop = false;
+  const auto ended = [&, looks = 0]() mutable {
+    stop = ++looks % kLooks == 0 && interrupted && interrupted();
+    return stop || failure().has_value();
+  };
+  try {
+    config_.device->await(reached, deadline, ended);
+  } catch (const Error&) {
+    if (stop) throw InterruptedWait();
+    throw;
+  }
 }
 
 }  // namespace polyccl

@@ -43,6 +43,12 @@ class Executor::CrossLane {
     return std::any_of(flights_.begin(), flights_.end(), [](const Flight& f) { return f.request->done(); });
   }
 
+  // Whether messages wait for what nobody tells of: they are to be looked at again soon.
+  bool holds() const {
+    return std::any_of(entries_.begin(), entries_.end(),
+                       [](const Entry& entry) { return static_cast<bool>(entry.it->execution->may_start); });
+  }
+
   // The operation that ends first, by its deadline.
   const Execution* most_urgent() const {
     const Execution* urgent = nullptr;
@@ -120,6 +126,10 @@ class Executor::CrossLane {
   bool start(Entry& entry) {
     bool moved = false;
     Iteration& it = *entry.it;
+    if (auto& may_start = it.execution->may_start) {
+      if (!may_start()) return false;
+      may_start = {};
+    }
     size_t kept = 0;
     for (uint32_t position : entry.waiting) {
       const Step& step = it.section->steps[position];

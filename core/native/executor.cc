@@ -552,7 +552,10 @@ void Executor::cross_lane() {
       const Execution* urgent = cross.most_urgent();
       const Deadline deadline = urgent == nullptr ? 0 : urgent->call.deadline;
       const auto ready = [&] { return cross.something_landed() || signals_.load(std::memory_order_acquire) != seen; };
-      if (!cross.empty() && !legs_.failure() && !Link::instance().wait(ready, deadline)) {
+      constexpr int64_t kLook = 50'000;  // nanoseconds
+      const int64_t look = cross.holds() ? now_ns() + kLook : 0;
+      const Deadline until = look != 0 && (deadline == 0 || look < deadline) ? look : deadline;
+      if (!cross.empty() && !legs_.failure() && !Link::instance().wait(ready, until) && until == deadline) {
         throw timed_out(*urgent, cross.outstanding());
       }
     } catch (...) {

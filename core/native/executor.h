@@ -78,8 +78,9 @@ struct Execution {
   std::function<void()>
       prepare;  // runs in lane pre before the first step; throwing ends the operation, not the communicator
   std::vector<std::shared_ptr<void>> staging;  // of messages: memory to keep
-  std::vector<std::function<void()>> finish;   // of messages: what to do once they are there
-  std::vector<Tag> tags;                       // of messages that the user sends: by step; empty for plans
+  std::function<bool()> may_start;  // of messages: asked until it says yes, before which none goes; empty: yes
+  std::vector<std::function<void()>> finish;  // of messages: what to do once they are there
+  std::vector<Tag> tags;                      // of messages that the user sends: by step; empty for plans
   uint64_t fingerprint = 0;  // that all messages carry; for plans the executor sets it. 0 for what the user sends
   // The executor's own:
   std::optional<Error> error;                  // of messages: ends them, not the communicator

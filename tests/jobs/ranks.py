@@ -25,7 +25,7 @@ def join(directory: str, rank: int, shape: Shape, name: str = "own", **options: 
     options.setdefault("timeout", 20)
     return polyccl.new_comm(
         backend,
-        "cpu",
+        options.pop("device", "cpu"),
         name,
         store=options.pop("store", None) or FileStore(directory),
         hints=hints,
