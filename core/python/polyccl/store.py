@@ -307,14 +307,10 @@ def _torch_tcp(host: str, port: int, host_it: bool) -> Any:
         )
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
-        what = "be hosted" if host_it else f"be reached within {timeout:.0f} s"
-        advice = (
-            ""
-            if host_it
-            else (
-                ". See the log of rank 0, which hosts it, first. Where torch is installed on some ranks only, set POLYCCL_STORE on all"
-            )
-        )
+        what, advice = "be hosted", ""
+        if not host_it:
+            what = f"be reached within {timeout:.0f} s"
+            advice = ". See the log of rank 0, which hosts it. Where torch is on some ranks only, set POLYCCL_STORE on all"
         raise PeerLost(f"the job's store at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot {what} ({said}){advice}") from None
 
 
