@@ -259,9 +259,11 @@ def tests_host(session: nox.Session) -> None:
 
 @nox.session
 def tests_torch(session: nox.Session) -> None:
-    """All tests of PolyCCL under torch.distributed, on all islands; `nox -s tests` runs a sample."""
+    """All tests of PolyCCL under torch.distributed, on all islands, oneCCL and stand-ins included; `nox -s tests` runs a sample."""
     _system_packages(session, gloo=True)
-    _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "gloo"})
+    if problem := _fetch_oneccl(session, sample=True):
+        session.log(f"Without oneCCL: {problem}")
+    _install(session, TORCH, "cmake>=3.21", "ninja", extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "gloo,nccl,rccl,xccl"})
     session.run("pytest", "tests/torch", "--all-islands", *session.posargs)
 
 

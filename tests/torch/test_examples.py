@@ -12,7 +12,8 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-ISLANDS = [sys.executable, "-m", "polyccl", "launch", "--islands", "gloo=2,host=2", "--", sys.executable]
+LAUNCH = [sys.executable, "-m", "polyccl", "launch", "--islands"]
+ISLANDS = [*LAUNCH, "gloo=2,host=2", "--", sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
 
 
@@ -29,6 +30,14 @@ def output(*command: str) -> str:
 )
 def test_example(name: str, words: str) -> None:
     assert words in output(*ISLANDS, str(EXAMPLES / f"{name}.py"))
+
+
+@pytest.mark.only_in_full
+@pytest.mark.usefixtures("oneccl")
+@pytest.mark.backend("xccl")
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "hsdp"])
+def test_example_over_two_vendors_libraries(name: str) -> None:
+    output(*LAUNCH, "gloo=2,xccl=2", "--", sys.executable, str(EXAMPLES / f"{name}.py"))
 
 
 @pytest.mark.backend("gloo")
