@@ -155,6 +155,18 @@ polyccl_result stream_is_capturing(void* stream, int32_t* capturing) {
   });
 }
 
+polyccl_result enter(int32_t device, int64_t* before) {
+  return guarded([&] {
+    intptr_t undo = 0;
+    check(runtime().enter(device, &undo), "choosing the device");
+    *before = undo;
+  });
+}
+
+polyccl_result leave(int64_t before) {
+  return guarded([&] { runtime().leave(static_cast<intptr_t>(before)); });
+}
+
 const polyccl_device table = {
     .struct_size = sizeof(polyccl_device),
     .reserved = 0,
@@ -175,6 +187,8 @@ const polyccl_device table = {
     .reduce = nullptr,  // the plugins bring no kernels of their own
     .scale = nullptr,
     .stream_is_capturing = stream_is_capturing,
+    .enter = enter,
+    .leave = leave,
 };
 
 }  // namespace

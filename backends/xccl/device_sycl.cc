@@ -186,6 +186,8 @@ const polyccl_device* device_table() {
       .reduce = nullptr,
       .scale = nullptr,
       .stream_is_capturing = nullptr,
+      .enter = nullptr,
+      .leave = nullptr,
   };
   return &table;
 }

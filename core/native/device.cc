@@ -58,6 +58,28 @@ class Device::Bin {
   const std::shared_ptr<State> state_ = std::make_shared<State>();  // the thread's as much as ours
 };
 
+// Makes the device this thread's, for a scope, where `stream` is a default one: such a handle (CUDA and HIP have three)
+// does not say whose, and the user's thread may have another device, or none.
+class Device::Entered {
+ public:
+  Entered(const Device& device, const void* stream) : table_(device.table()) {
+    constexpr uintptr_t kLastDefault = 2;
+    if (reinterpret_cast<uintptr_t>(stream) > kLastDefault || !table_.enter || !table_.leave) return;
+    device.check(table_.enter(device.index_, &before_), "entering the device");
+    inside_ = true;
+  }
+  ~Entered() {
+    if (inside_) (void)table_.leave(before_);
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+ private:
+  const polyccl_device& table_;
+  int64_t before_ = 0;
+  bool inside_ = false;
+};
+
 Device::Device(const Backend& backend, int index) : backend_(backend), index_(index), bin_(std::make_shared<Bin>()) {
   const polyccl_device* t = backend.table().device;
   const bool whole = t != nullptr && t->host_alloc && t->host_free && t->alloc && t->free && t->stream_create &&
@@ -105,14 +127,17 @@ Device::Handle Device::memory(size_t bytes) const {
 void Device::let_go(std::shared_ptr<void> what) const { bin_->add(std::move(what)); }
 
 void Device::copy(void* stream, void* output, const void* input, size_t bytes) const {
+  const Entered entered(*this, stream);
   if (bytes != 0) check(table().copy(stream, output, bytes, input, bytes, bytes, 1), "copying");
 }
 
 void Device::record(void* event, void* stream) const {
+  const Entered entered(*this, stream);
   check(table().event_record(event, stream), "recording an event");
 }
 
 void Device::wait(void* stream, void* event) const {
+  const Entered entered(*this, stream);
   check(table().stream_wait_event(stream, event), "making a stream wait");
 }
 
@@ -126,6 +151,7 @@ bool Device::reached(void* event) const {
 bool Device::capturing(void* stream) const {
   int32_t answer = 0;
   if (table().stream_is_capturing == nullptr) return false;
+  const Entered entered(*this, stream);
   check(table().stream_is_capturing(stream, &answer), "asking whether a stream is being captured");
   return answer != 0;
 }
@@ -149,6 +175,7 @@ bool Device::try_flags() const {
 }
 
 void Device::await_flag(void* stream, const volatile uint32_t* flag, uint32_t value) const {
+  const Entered entered(*this, stream);
   check(table().wait_flag(stream, flag, value), "making a stream wait for the host");
 }
 

@@ -66,6 +66,7 @@ class Device {
   const polyccl_device& table() const { return *backend_.table().device; }
 
   class Bin;
+  class Entered;
 
   bool try_flags() const;
 

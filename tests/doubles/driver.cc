@@ -583,6 +583,31 @@ void captures_are_refused(Rank& r) {
   CHECK(v.rt("cuStreamEndCapture", "hipStreamEndCapture", r.stream, &graph) == 0);
 }
 
+// In the global mode it does not matter which thread asks; in relaxed mode every thread may.
+void a_capture_is_disturbed_unless_one_relaxes(Rank& r) {
+  constexpr int kCapturesGlobally = 0, kThreadLocal = 1, kRelaxed = 2;
+  const Vendor& v = r.vendor;
+  Handle graph = nullptr, event = v.event();
+  CHECK(v.record(event, r.stream) == 0 && v.synchronize(r.stream) == 0);
+  const auto query_while_captured = [&](int capture, int mode, int* ended) {
+    CHECK(v.rt("cuStreamBeginCapture_v2", "hipStreamBeginCapture", r.stream, capture) == 0);
+    int status = 0;
+    std::thread([&] {
+      v.use_device(r.rank);
+      CHECK(v.rt("cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode", &mode) == 0 && mode == 0);
+      status = v.query(event);
+    }).join();
+    *ended = v.rt("cuStreamEndCapture", "hipStreamEndCapture", r.stream, &graph);
+    return status;
+  };
+  constexpr int kUnsupported = 900, kInvalidated = 901;
+  int ended = 0;
+  CHECK(query_while_captured(kCapturesGlobally, 0, &ended) == kUnsupported && ended == kInvalidated);
+  CHECK(query_while_captured(kCapturesGlobally, kThreadLocal, &ended) == 0 && ended == 0);
+  CHECK(query_while_captured(kCapturesGlobally, kRelaxed, &ended) == 0 && ended == 0);
+  CHECK(query_while_captured(kThreadLocal, 0, &ended) == 0 && ended == 0);
+}
+
 // --- Running them ----------------------------------------------------------------------------------------------------
 
 struct Scenario {
@@ -614,6 +639,7 @@ const std::map<std::string, Scenario>& scenarios() {
       {"guard", {the_host_faults_on_guarded_memory}},
       {"watchdog", {a_watchdog_ends_what_never_would}},
       {"capture", {captures_are_refused}},
+      {"capture_modes", {a_capture_is_disturbed_unless_one_relaxes}},
   };
   return all;
 }

@@ -93,6 +93,11 @@ class Runtime:
         chosen = self._library.hipSetDevice(self.index) if self.amd else self._library.cuCtxSetCurrent(self._context)
         assert chosen == 0
 
+    def leave(self) -> None:
+        """Leave this thread without a device. HIP's threads begin with device 0."""
+        left = self._library.hipSetDevice(0) if self.amd else self._library.cuCtxSetCurrent(c.c_void_p())
+        assert left == 0
+
     def status(self, name: str, *arguments: Any) -> int:
         """What the call gives, on this device."""
         self.enter()

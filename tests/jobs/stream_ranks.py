@@ -41,6 +41,19 @@ class User:
         self._signals = FileStore(directory + "-signals")
         self.waits_for_host = self.on_device and os.environ.get("FAKE_NO_WAIT_VALUE") != "1"
 
+    def stay(self) -> None:
+        """Leave this thread's device as it is."""
+
+    def enter_another_device(self) -> None:
+        """Make device 0 this thread's."""
+        if self.runtime:
+            Runtime("rccl" if self.runtime.amd else "nccl", self.extension, 0).enter()
+
+    def enter_no_device(self) -> None:
+        """Leave this thread without a device, as it began. HIP's begin with device 0."""
+        if self.runtime:
+            self.runtime.leave()
+
     def stream(self) -> Any:
         """A new stream of the user's."""
         return Stream(self.runtime) if self.runtime else HostStream()
@@ -241,6 +254,38 @@ def wait_on_the_host(rank: int, *job: Any) -> None:
         seen = stream.read(operation.output)
         stream.finish()
         check(operation, seen)
+
+
+def use_the_default_stream(rank: int, directory: str, shape: Shape, extension: str) -> None:
+    """The stream is the default one of device 1, which has no handle of its own, while the thread's device is another, or none."""
+    user = User(rank, directory, shape, extension, index=1)
+    stream: Any = Stream(user.runtime, 0).use() if user.runtime else HostStream()
+    for leave in (user.stay, user.enter_another_device, user.enter_no_device):
+        for async_op in (False, True):
+            gate = stream.hold()
+            operations = [Operation(user, stream, name, SIZES[1]) for name in OPERATIONS]
+            into, out = stream.tensor(full(0)), stream.tensor(own(rank, SIZES[0]))
+            works = []
+            leave()
+            if not user.waits_for_host:
+                gate.open()
+            for operation in operations:
+                works.append(operation.call(async_op))
+                leave()
+            if user.on_device and user.waits_for_host:
+                assert stream.busy()
+            gate.open()
+            leave()
+            works += exchange_in_a_batch(user, out, into, async_op)
+            for work in works:
+                leave()
+                work.wait()
+            seen = [stream.read(operation.output) for operation in operations]
+            came = stream.read(into)
+            stream.finish()
+            for operation, result in zip(operations, seen, strict=True):
+                check(operation, result)
+            np.testing.assert_array_equal(came, own((rank - 1) % user.size, SIZES[0]))
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------------------

@@ -102,6 +102,11 @@ def test_streams_of_one_user_are_ordered_each_on_its_own(run: Run, shape: Shape,
 
 
 @pytest.mark.parametrize("shape", where_installed(*SHAPES))
+def test_a_default_stream_is_that_of_the_tensor_s_device(run: Run, shape: Shape) -> None:
+    run(ranks.use_the_default_stream, shape)
+
+
+@pytest.mark.parametrize("shape", where_installed(*SHAPES))
 def test_several_operations_are_on_their_way_at_once(run: Run, shape: Shape) -> None:
     run(ranks.have_several_in_flight, shape)
 

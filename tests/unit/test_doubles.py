@@ -43,6 +43,7 @@ SCENARIOS = {
     "guard": "the host faults on guarded device memory",
     "watchdog": "a watchdog ends what never would",
     "capture": "graph capture is refused with a sentence",
+    "capture_modes": "a question about an event ends another thread's capture unless it is relaxed",
     "both": "one process uses both vendors at once",
 }
 SETTINGS = {

@@ -271,6 +271,11 @@ typedef struct polyccl_device {
   /* Since 1.1. Whether what is enqueued on the stream goes into a graph instead of to the device: operations on it are then refused
    * before anything is enqueued. Never blocks. */
   polyccl_result (*stream_is_capturing)(void* stream, int32_t* capturing /* out */);
+
+  /* Since 1.1. Make a device the calling thread's, and undo that. A stream of NULL is the default stream of the thread's device: PolyCCL
+   * hands over none outside of such a pair. */
+  polyccl_result (*enter)(int32_t device, int64_t* before /* out */);
+  polyccl_result (*leave)(int64_t before);
 } polyccl_device;
 
 /* ------------------------------------------------------------------------------------------------------------------ *

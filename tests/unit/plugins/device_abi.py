@@ -48,6 +48,7 @@ class DeviceTable(c.Structure):
         ("wait_flag", _entry(_P, _P, _U32)), ("write_flag", _entry(_P, _P, _U32)),
         ("reduce", _P), ("scale", _P),
         ("stream_is_capturing", _entry(_P, c.POINTER(_I32))),
+        ("enter", _entry(_I32, c.POINTER(c.c_int64))), ("leave", _entry(c.c_int64)),
     ]  # fmt: skip
 
 
