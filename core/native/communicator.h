@@ -129,7 +129,12 @@ class Communicator : private Legs {
   void run_native(const Call& call);
   void run_library(std::vector<polyccl_op> ops, const std::string& doing);
   Error cause(const Error& seen);
-  using Flag = std::pair<uint32_t*, uint32_t>;  // a word of pinned memory, and the value that streams wait for
+  // A word that streams wait for. It may be waited for when the communicator is gone.
+  struct Flag {
+    uint32_t* word;
+    uint32_t value;
+    std::shared_ptr<void> memory;  // pinned; many words share it
+  };
   std::function<void()> users_stream_reached(const Call& call);
   std::shared_ptr<void> kept(const Keep& keep) const;
   void count_follower(Work& work);
@@ -173,7 +178,6 @@ class Communicator : private Legs {
 
   // Of a device: the stream of its library's calls, and the flags that users' streams wait for.
   Device::Handle library_stream_;
-  std::vector<Device::Handle> flags_memory_;
   std::mutex flags_mutex_;
   std::vector<Flag> free_flags_;       // with their last values
   std::atomic<int> followers_{0};      // operations on their way whose end users' streams wait for

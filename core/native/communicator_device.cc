@@ -53,16 +53,16 @@ bool Communicator::follow_on_stream(const std::shared_ptr<Work>& work, const Use
   const Flag flag = take_flag();
   count_follower(*work);
   work->on_done([this, flag] {
-    __atomic_store_n(flag.first, flag.second, __ATOMIC_RELEASE);  // after an error too: no stream hangs
+    __atomic_store_n(flag.word, flag.value, __ATOMIC_RELEASE);  // after an error too: no stream hangs
     std::scoped_lock lock(flags_mutex_);
     free_flags_.push_back(flag);
   });
   if (async) {
     work->set_join([device = config_.device, flag, stream] {
-      device->await_flag(joining_stream(*device, stream), flag.first, flag.second);
+      device->await_flag(joining_stream(*device, stream), flag.word, flag.value);
     });
   } else {
-    config_.device->await_flag(stream.handle, flag.first, flag.second);
+    config_.device->await_flag(stream.handle, flag.word, flag.value);
   }
   return true;
 }
@@ -71,14 +71,16 @@ Communicator::Flag Communicator::take_flag() {
   constexpr size_t kFlags = 64, kStride = 64;  // a cache line each
   std::scoped_lock lock(flags_mutex_);
   if (free_flags_.empty()) {
-    flags_memory_.push_back(config_.device->pinned(kFlags * kStride));
-    char* memory = static_cast<char*>(flags_memory_.back().get());
-    std::memset(memory, 0, kFlags * kStride);
-    for (size_t i = 0; i < kFlags; ++i) free_flags_.emplace_back(reinterpret_cast<uint32_t*>(memory + i * kStride), 0);
+    const std::shared_ptr<void> memory(config_.device->pinned(kFlags * kStride));
+    char* const words = static_cast<char*>(memory.get());
+    std::memset(words, 0, kFlags * kStride);
+    for (size_t i = 0; i < kFlags; ++i) {
+      free_flags_.push_back({reinterpret_cast<uint32_t*>(words + i * kStride), 0, memory});
+    }
   }
   Flag flag = free_flags_.back();
   free_flags_.pop_back();
-  ++flag.second;  // streams wait for at least this value, so a word may be used again
+  ++flag.value;  // streams wait for at least this value, so a word may be used again
   return flag;
 }
 

@@ -205,11 +205,13 @@ void drop_on_stream(Job& job) {
     for (const Form& form : forms(job.size(), 30'000)) {
       if (form.kind == POLYCCL_KIND_BARRIER) continue;  // the host waits for it
       trials.push_back(std::make_unique<Trial>(job, form, job.device() ? &stream : nullptr));
-      trials.back()->issue(*comm, Waiting::kSynchronous);
+      trials.back()->issue(*comm, trials.size() % 4 == 0 ? Waiting::kJoin : Waiting::kSynchronous);
     }
   }
-  stream.drain();
-  for (const auto& trial : trials) trial->check();
+  for (const auto& trial : trials) {
+    trial->wait();
+    trial->check();
+  }
 }
 
 }  // namespace polyccl::native_test
