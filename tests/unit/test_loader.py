@@ -80,6 +80,11 @@ def test_a_table_of_another_length_is_taken_as_far_as_both_sides_know_it(double:
     assert backend.device_count == 3
 
 
+def test_a_device_of_an_older_minor_works_without_what_was_appended(double: Callable[[str], Path]) -> None:
+    backend = native.Backend.load(str(double("OLD_DEVICE")))
+    assert native.Device(backend, 0).waits_for_host  # makes memory, a stream, an event, and waits on the device's default stream
+
+
 @pytest.mark.parametrize(
     ("variant", "reason"),
     [

@@ -27,6 +27,8 @@
 /* May hang: an all_reduce ends once the first element of its output is 0, then fills that with 7; the creation does not
  * end where the store greets with "hang". */
 #define HANGS 13
+#define OLD_DEVICE \
+  14 /* has a device, as ABI 1.0 had them: its table ends before what 1.1 appended, and nonsense follows */
 
 #ifndef VARIANT
 #define VARIANT GOOD
@@ -134,6 +136,69 @@ static void last_error(polyccl_comm* comm, char* text, uint64_t size) {
   snprintf(text, size, "%s", VARIANT == GARBLED ? "caf\xc3\xa9 \xff\xc3(\x01" : words);
 }
 
+/* A device of host memory, with one stream, a default one, on which all is done at once. */
+static polyccl_result allocate(int32_t device, void** memory, uint64_t bytes) {
+  (void)device;
+  *memory = calloc(1, bytes);
+  return *memory == NULL ? POLYCCL_ERROR_UNAVAILABLE : POLYCCL_OK;
+}
+
+static polyccl_result release(void* memory) {
+  free(memory);
+  return POLYCCL_OK;
+}
+
+static polyccl_result stream_create(int32_t device, int32_t high_priority, void** stream) {
+  (void)device;
+  (void)high_priority;
+  *stream = NULL;
+  return POLYCCL_OK;
+}
+
+static polyccl_result event_create(int32_t device, void** event) { return allocate(device, event, 1); }
+
+static polyccl_result done(void* handle) {
+  (void)handle;
+  return POLYCCL_OK;
+}
+
+static polyccl_result done_on_stream(void* first, void* second) {
+  (void)first;
+  (void)second;
+  return POLYCCL_OK;
+}
+
+static polyccl_result copy(void* stream, void* output, uint64_t output_stride, const void* input, uint64_t input_stride,
+                           uint64_t bytes, uint64_t rows) {
+  (void)stream;
+  for (uint64_t row = 0; row < rows; row++) {
+    memcpy((char*)output + row * output_stride, (const char*)input + row * input_stride, bytes);
+  }
+  return POLYCCL_OK;
+}
+
+static polyccl_result wait_flag(void* stream, const volatile uint32_t* flag, uint32_t value) {
+  (void)stream;
+  return *flag >= value ? POLYCCL_OK : POLYCCL_ERROR_INTERNAL;
+}
+
+static polyccl_device device_table = {
+    .struct_size = offsetof(polyccl_device, stream_is_capturing),
+    .host_alloc = allocate,
+    .host_free = release,
+    .alloc = allocate,
+    .free = release,
+    .stream_create = stream_create,
+    .stream_destroy = done,
+    .stream_wait_event = done_on_stream,
+    .event_create = event_create,
+    .event_destroy = release,
+    .event_record = done_on_stream,
+    .event_query = done,
+    .copy = copy,
+    .wait_flag = wait_flag,
+};
+
 struct longer_table {
   polyccl_backend known;
   void* appended[4];
@@ -157,6 +222,7 @@ static struct longer_table table = {
             .abort = abort_comm,
             .comm_destroy = comm_destroy,
             .last_error = last_error,
+            .device = VARIANT == OLD_DEVICE ? &device_table : NULL,
         },
     .appended = {&table, &table, &table, &table},
 };
@@ -180,6 +246,8 @@ POLYCCL_EXPORT polyccl_result polyccl_backend_query(uint32_t host_abi, const pol
 #elif VARIANT == SHORTER
   table.known.struct_size = offsetof(polyccl_backend, kind_name);
   memset(&table.known.kind_name, 0xA5, sizeof table.known.kind_name + sizeof table.known.device); /* must not be read */
+#elif VARIANT == OLD_DEVICE
+  memset((char*)&device_table + device_table.struct_size, 0xA5, sizeof device_table - device_table.struct_size);
 #elif VARIANT == NULL_TABLE
   *backend = NULL;
 #elif VARIANT == MISSING_ENTRY
