@@ -54,9 +54,9 @@ def alone() -> polyccl.Comm:
     """A communicator of one rank that has a communicator of NCCL. `polyccl.new_comm` makes none for one rank."""
     options, store = make_options(None, SECONDS, None, False, None), MemoryStore()
     place, library = devices.parse(device()), create.find_library("nccl")
-    opened = create._open_device("gpu", library, place)
+    opened = create.open_device("gpu", library, place)
     assert opened is not None
-    hello = create._hello("nccl", device(), options, library, 0)
+    hello = create.hello_of("nccl", device(), options, library, 0)
     deadline = time.monotonic() + SECONDS
     roster = rendezvous.exchange(store, "gpu", hello, 1, deadline)
     ends = PrefixStore(store, "gpu/nccl")

@@ -182,9 +182,9 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
     """Meet the other ranks and build what this rank needs."""
     place = devices.parse(device)
     library = find_library(_local_backend(backend, place, options))
-    opened = _open_device(name, library, place)
+    opened = open_device(name, library, place)
     deadline = time.monotonic() + min(options.timeout, 1e9)
-    roster = rendezvous.exchange(store, name, _hello(backend, device, options, library, rank), size, deadline)
+    roster = rendezvous.exchange(store, name, hello_of(backend, device, options, library, rank), size, deadline)
     if backend not in (BRIDGE, AUTO):
         _require_one_library(roster)
         islands, labels = [list(range(size))], [backend]
@@ -205,7 +205,7 @@ def find_library(name: str) -> Library:
     return Library(name, _native.Backend.load(str(backends.find(name))))
 
 
-def _open_device(name: str, library: Library, place: devices.DeviceName) -> _native.Device | None:
+def open_device(name: str, library: Library, place: devices.DeviceName) -> _native.Device | None:
     """The library's device, or None for a library of host memory. Raises InvalidArgument where it cannot use tensors there."""
     works_on_device = library.plugin is not None and library.plugin.has_device
     if not works_on_device:
@@ -237,7 +237,8 @@ def _local_backend(backend: str, place: devices.DeviceName, options: CommOptions
     return "gloo"
 
 
-def _hello(backend: str, device: str, options: CommOptions, library: Library, rank: int) -> Hello:
+def hello_of(backend: str, device: str, options: CommOptions, library: Library, rank: int) -> Hello:
+    """What this rank tells the others at rendezvous."""
     process, address, port = _native.link_address()
     plan = options.planner_options()
     joins = backend in (BRIDGE, AUTO)

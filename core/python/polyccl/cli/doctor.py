@@ -119,8 +119,8 @@ def _library(rank: int, named: str) -> dict[str, Any]:
         "library": library.version,
         "file": "" if library.plugin is None else library.plugin.library_file,
     }
-    create._open_device(NAME, library, place)
-    return found | {"hello": asdict(create._hello(create.AUTO, device, options, library, rank))}
+    create.open_device(NAME, library, place)
+    return found | {"hello": asdict(create.hello_of(create.AUTO, device, options, library, rank))}
 
 
 def _usual_device() -> str:

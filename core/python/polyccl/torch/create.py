@@ -24,7 +24,7 @@ def create_group(base: Any, pg_options: Any = None) -> ProcessGroup:
     Raises what `polyccl.new_comm` does, and InvalidArgument for options that cannot be honoured.
     """
     types, bound = _asked_of_torch()
-    options = opts.read(pg_options, _inherited())
+    options = opts.read(pg_options, inherited_options())
     return make_group(base.store, base.group_rank, base.group_size, base.timeout, base.group_id, options, types, bound)
 
 
@@ -54,7 +54,7 @@ def make_group(
     return ProcessGroup(comm, store, options, types, bound)
 
 
-def _inherited() -> opts.Options | None:
+def inherited_options() -> opts.Options | None:
     """The options of the default group: its sub-groups lie on the same islands."""
     world = dist.group.WORLD if dist.is_initialized() else None
     return world._options if isinstance(world, ProcessGroup) else None

@@ -26,7 +26,7 @@ from ...comm import Comm, Hints
 from ...errors import InvalidArgument
 from ...options import Timeout
 from ...torch import options as opts
-from ...torch.create import _inherited
+from ...torch.create import inherited_options
 from ...torch.mesh import TorchsStore
 from ...torch.process_group import ProcessGroup
 from ...torch_hook import NAME
@@ -155,14 +155,14 @@ def _options(call: Mapping[str, Any]) -> opts.Options:
     """The options of the group: PolyCCL's where they are given, else those of the default group."""
     given = call.get("backend_options")
     try:
-        return opts.read(given, _inherited())
+        return opts.read(given, inherited_options())
     except InvalidArgument:
         warnings.warn(
             f"pg_options of the class {type(given).__qualname__} change nothing where torch uses torchcomms; give "
             "polyccl.torch.Options",
             stacklevel=2,
         )
-        return _inherited() or opts.Options()
+        return inherited_options() or opts.Options()
 
 
 def _torchs_call() -> dict[str, Any] | None:
