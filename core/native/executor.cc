@@ -456,9 +456,11 @@ void Executor::admit(std::unique_lock<std::mutex>&) {
     const int slot = free_slots_.back();
     free_slots_.pop_back();
     auto it = make_iteration(e, e->admitted, slot);
+    const bool nothing = it->left.load(std::memory_order_relaxed) == 0;  // to do, as for a rank alone
     for (int lane = 0; lane < kLanes; ++lane) {
-      // Every lane sees every iteration, so that the last one to leave it retires it.
-      if (!it->section->uses(static_cast<Lane>(lane))) continue;
+      // Every lane that has to do with it sees it, and one does where there is nothing: the last one to leave it retires it.
+      const bool sees = nothing ? static_cast<Lane>(lane) == Lane::kPre : it->section->uses(static_cast<Lane>(lane));
+      if (!sees) continue;
       start_lane_locked(static_cast<Lane>(lane));
       lanes_[static_cast<size_t>(lane)].push_back(it);
     }

@@ -26,6 +26,17 @@ def come_late(comm: polyccl.Comm, folder: str, latest: int) -> bool:
     return mark.exists()
 
 
+def wait_for_asynchronous_ones(comm: polyccl.Comm) -> None:
+    for work in [comm.barrier(async_op=True) for _ in range(3)]:
+        work.wait()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *named("host=1", "gloo=1")])
+def test_asynchronous_barriers_end(jobs: SharedPool, shape: Shape) -> None:
+    """Those of a rank alone too, which have no step to take."""
+    jobs.run(wait_for_asynchronous_ones, shape, deadline=20)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nobody_leaves_before_the_last_has_come(jobs: SharedPool, shape: Shape, tmp_path: Path) -> None:
     for latest in range(shape.size):
