@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -278,13 +278,21 @@ def test_the_recorder_keeps_the_newest_steps() -> None:
 Switched = Callable[..., list[Any]]
 
 
+@pytest.fixture(scope="module")
+def own_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
+    """Ranks that never ran without the switch: torch caches names of groups by their mesh, and under the switch they are others."""
+    pool = SharedPool(str(tmp_path_factory.mktemp("store")))
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
-def switch(pool: SharedPool, tmp_path: Path) -> Switched:
+def switch(own_pool: SharedPool, tmp_path: Path) -> Switched:
     """``switch(function, islands)``: a function's results on each rank of ``init_process_group("gloo")`` under torch's switch."""
 
     def run(function: Callable[..., Any], islands: str, *arguments: Any, **init: Any) -> list[Any]:
         what = function.__module__, function.__name__, arguments
-        return pool.each(switched.in_group, Shape(islands).size, islands, str(tmp_path / "store"), what, init, deadline=90.0)
+        return own_pool.each(switched.in_group, Shape(islands).size, islands, str(tmp_path / "store"), what, init, deadline=90.0)
 
     return run
 
