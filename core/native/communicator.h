@@ -137,7 +137,8 @@ class Communicator : private Legs {
   };
   std::function<void()> users_stream_reached(const Call& call);
   std::shared_ptr<void> kept(const Keep& keep) const;
-  void count_follower(Work& work);
+  using Followers = std::shared_ptr<std::atomic<int>>;
+  static void count_follower(const Followers& followers, Work& work);
   void let_followers_end();
   bool follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async);
   Flag take_flag();
@@ -179,8 +180,9 @@ class Communicator : private Legs {
   // Of a device: the stream of its library's calls, and the flags that users' streams wait for.
   Device::Handle library_stream_;
   std::mutex flags_mutex_;
-  std::vector<Flag> free_flags_;       // with their last values
-  std::atomic<int> followers_{0};      // operations on their way whose end users' streams wait for
+  std::vector<Flag> free_flags_;  // with their last values
+  // Operations on their way whose end users' streams wait for; a `Work` may be joined when the communicator is gone.
+  const Followers followers_ = std::make_shared<std::atomic<int>>(0);
   std::mutex library_mutex_;           // one caller of the library at a time
   std::atomic<int> library_calls_{0};  // operations in the lanes that call the library
   std::atomic<int> agreements_{0};     // calls in the lanes that ranks have yet to agree on

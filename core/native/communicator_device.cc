@@ -31,15 +31,15 @@ std::shared_ptr<void> Communicator::kept(const Keep& keep) const {
 
 // For the user a call on his stream is over when it returns, or when he has joined it, and what comes next relies on
 // it. So a communicator that is destroyed lets such operations come to their end, unless it has failed.
-void Communicator::count_follower(Work& work) {
-  ++followers_;
-  work.on_done([this] { --followers_; });
+void Communicator::count_follower(const Followers& followers, Work& work) {
+  ++*followers;
+  work.on_done([followers] { --*followers; });
 }
 
 void Communicator::let_followers_end() {
   constexpr int64_t kPatience = 20'000'000'000;
-  if (followers_ == 0) return;
-  const auto quiet = [this] { return followers_ == 0 || failure().has_value(); };
+  if (*followers_ == 0) return;
+  const auto quiet = [this] { return *followers_ == 0 || failure().has_value(); };
   for (const Deadline deadline = now_ns() + kPatience; !quiet() && !expired(deadline);) {
     constexpr int64_t kLook = 10'000'000;  // nobody wakes the link for a follower
     Link::instance().wait(quiet, std::min(deadline, now_ns() + kLook));
@@ -51,17 +51,19 @@ void Communicator::let_followers_end() {
 bool Communicator::follow_on_stream(const std::shared_ptr<Work>& work, const UserStream& stream, bool async) {
   if (!config_.device || !stream.known() || !config_.device->has_flags()) return false;
   const Flag flag = take_flag();
-  count_follower(*work);
   work->on_done([this, flag] {
     __atomic_store_n(flag.word, flag.value, __ATOMIC_RELEASE);  // after an error too: no stream hangs
     std::scoped_lock lock(flags_mutex_);
     free_flags_.push_back(flag);
   });
   if (async) {
-    work->set_join([device = config_.device, flag, stream] {
-      device->await_flag(joining_stream(*device, stream), flag.word, flag.value);
+    work->set_join([device = config_.device, followers = followers_, work = work.get(), flag, stream] {
+      void* const current = joining_stream(*device, stream);
+      count_follower(followers, *work);
+      device->await_flag(current, flag.word, flag.value);
     });
   } else {
+    count_follower(followers_, *work);
     config_.device->await_flag(stream.handle, flag.word, flag.value);
   }
   return true;
@@ -148,7 +150,7 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
     }
   };
   auto work = watch->work;
-  count_follower(*work);
+  count_follower(followers_, *work);
   executor_->enqueue(std::move(watch));
   return work;
 }

@@ -20,7 +20,7 @@ import polyccl
 from polyccl.store import FileStore
 
 from .device_side import Array, Data, HostGate, HostStream, Runtime, Stream, load_extension
-from .ranks import join
+from .ranks import join, takes_at_most
 from .shapes import Shape
 
 SIZES = (1000, 70_000)  # elements of a block: less and more than one chunk
@@ -331,6 +331,21 @@ def send_round(rank: int, *job: Any) -> None:
                 gate.open()
                 stream.finish()
                 np.testing.assert_array_equal(seen, own((rank - 1) % user.size, count))
+
+
+def leave_a_receive_behind(rank: int, *job: Any) -> None:
+    """A receive that nothing matches, and that no stream waits for, does not hold up the communicator's end."""
+    user = User(rank, *job)
+    stream = user.stream().use()
+    into = stream.tensor(full(0))
+    work = user.comm.recv(into.tensor, (rank + 1) % user.size, async_op=True, tag=7)
+    user.tell(f"receives {rank}")
+    for other in range(user.size):
+        user.hear(f"receives {other}")
+    with takes_at_most(5.0):
+        del user.comm
+        gc.collect()
+    assert isinstance(work.exception(), polyccl.CommError)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------------------

@@ -117,6 +117,11 @@ def test_messages_are_in_the_order_of_their_stream(run: Run, shape: Shape) -> No
 
 
 @pytest.mark.parametrize("shape", where_installed(*SHAPES))
+def test_a_receive_that_nothing_matches_does_not_hold_up_the_end(run: Run, shape: Shape) -> None:
+    run(ranks.leave_a_receive_behind, shape)
+
+
+@pytest.mark.parametrize("shape", where_installed(*SHAPES))
 def test_memory_that_the_user_lets_go_of_lives_until_the_operation_is_done(run: Run, shape: Shape) -> None:
     run(ranks.forget_the_input, shape)
 
