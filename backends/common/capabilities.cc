@@ -131,33 +131,6 @@ uint32_t can(uint32_t kind, uint32_t dtype, uint32_t reduction) {
 
 }  // namespace
 
-uint64_t element_size(uint32_t dtype) {
-  switch (dtype) {
-    case POLYCCL_DTYPE_BOOL:
-    case POLYCCL_DTYPE_INT8:
-    case POLYCCL_DTYPE_UINT8:
-      return 1;
-    case POLYCCL_DTYPE_INT16:
-    case POLYCCL_DTYPE_UINT16:
-    case POLYCCL_DTYPE_FLOAT16:
-    case POLYCCL_DTYPE_BFLOAT16:
-      return 2;
-    case POLYCCL_DTYPE_INT32:
-    case POLYCCL_DTYPE_UINT32:
-    case POLYCCL_DTYPE_FLOAT32:
-      return 4;
-    case POLYCCL_DTYPE_INT64:
-    case POLYCCL_DTYPE_UINT64:
-    case POLYCCL_DTYPE_FLOAT64:
-    case POLYCCL_DTYPE_COMPLEX64:
-      return 8;
-    case POLYCCL_DTYPE_COMPLEX128:
-      return 16;
-    default:
-      return is_fp8(dtype) ? 1 : 0;
-  }
-}
-
 std::optional<Reduction> reduction_of(uint32_t dtype, uint32_t reduction) {
   if (dtype == POLYCCL_DTYPE_BOOL) return bool_reduction(reduction);
   if (dtype == POLYCCL_DTYPE_COMPLEX64 || dtype == POLYCCL_DTYPE_COMPLEX128) return complex_reduction(dtype, reduction);
@@ -185,7 +158,7 @@ bool reduces(uint32_t kind) {
 
 uint32_t supports(uint32_t kind, uint32_t dtype, uint32_t reduction, uint32_t memory) noexcept {
   if (memory != POLYCCL_MEMORY_DEVICE || kind < POLYCCL_KIND_SEND || kind > POLYCCL_KIND_BARRIER) return 0;
-  if (kind != POLYCCL_KIND_BARRIER && element_size(dtype) == 0) return 0;
+  if (kind != POLYCCL_KIND_BARRIER && polyccl_dtype_size(dtype) == 0) return 0;
   uint32_t bits = 0;
   const polyccl_result result = guarded([&] { bits = can(kind, dtype, reduction); });
   return result == POLYCCL_OK ? bits : 0;

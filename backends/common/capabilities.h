@@ -15,9 +15,6 @@ struct Reduction {
   uint64_t units = 1;
 };
 
-// Bytes of one element; 0 for a type that this plugin does not know.
-uint64_t element_size(uint32_t dtype);
-
 // Nothing where the library cannot reduce so, exactly, on the devices of this process.
 std::optional<Reduction> reduction_of(uint32_t dtype, uint32_t reduction);
 

@@ -173,7 +173,7 @@ Op Issue::parse(const polyccl_op& given) const {
   Op op;
   std::memcpy(&op.c, &given, std::min<size_t>(given.struct_size, sizeof op.c));
   check_kind(op);
-  if (op.c.kind != POLYCCL_KIND_BARRIER) op.element = element_size(op.c.dtype);
+  if (op.c.kind != POLYCCL_KIND_BARRIER) op.element = polyccl_dtype_size(op.c.dtype);
   const bool ragged = op.c.kind == POLYCCL_KIND_ALL_GATHER_V || op.c.kind == POLYCCL_KIND_REDUCE_SCATTER_V ||
                       op.c.kind == POLYCCL_KIND_ALL_TO_ALL_V;
   if (ragged) total(op.c.counts, op.element);  // refuses where there are none

@@ -127,7 +127,7 @@ Op parse(const polyccl_op& given, const polyccl_host* host, int rank, int size) 
     refuse(POLYCCL_ERROR_INVALID,
            "rank " + std::to_string(op.c.peer) + " is not among the " + std::to_string(size) + " ranks");
   }
-  if (op.c.kind != POLYCCL_KIND_BARRIER) op.element = element_size(op.c.dtype);
+  if (op.c.kind != POLYCCL_KIND_BARRIER) op.element = polyccl_dtype_size(op.c.dtype);
   op.block = op.c.kind == POLYCCL_KIND_BARRIER ? 0 : product(op.c.count, op.element);
   if (op.c.kind == POLYCCL_KIND_ALL_GATHER_V || op.c.kind == POLYCCL_KIND_ALL_TO_ALL_V) {
     op.blocks = bytes_of(op.c.counts, op.element, size, "counts");
@@ -475,42 +475,10 @@ void run_messages(Comm& comm, const std::vector<Op>& ops) {
 
 }  // namespace
 
-size_t element_size(uint32_t dtype) {
-  switch (dtype) {
-    case POLYCCL_DTYPE_BOOL:
-    case POLYCCL_DTYPE_INT8:
-    case POLYCCL_DTYPE_UINT8:
-    case POLYCCL_DTYPE_FLOAT8_E4M3FN:
-    case POLYCCL_DTYPE_FLOAT8_E4M3FNUZ:
-    case POLYCCL_DTYPE_FLOAT8_E5M2:
-    case POLYCCL_DTYPE_FLOAT8_E5M2FNUZ:
-    case POLYCCL_DTYPE_FLOAT8_E8M0FNU:
-      return 1;
-    case POLYCCL_DTYPE_INT16:
-    case POLYCCL_DTYPE_UINT16:
-    case POLYCCL_DTYPE_FLOAT16:
-    case POLYCCL_DTYPE_BFLOAT16:
-      return 2;
-    case POLYCCL_DTYPE_INT32:
-    case POLYCCL_DTYPE_UINT32:
-    case POLYCCL_DTYPE_FLOAT32:
-      return 4;
-    case POLYCCL_DTYPE_INT64:
-    case POLYCCL_DTYPE_UINT64:
-    case POLYCCL_DTYPE_FLOAT64:
-    case POLYCCL_DTYPE_COMPLEX64:
-      return 8;
-    case POLYCCL_DTYPE_COMPLEX128:
-      return 16;
-    default:
-      return 0;
-  }
-}
-
 uint32_t supports(const polyccl_host* host, uint32_t kind, uint32_t dtype, uint32_t reduction, uint32_t memory) {
   if (memory != POLYCCL_MEMORY_HOST) return 0;
   if (kind == POLYCCL_KIND_BARRIER) return POLYCCL_CAN;
-  if (element_size(dtype) == 0) return 0;
+  if (polyccl_dtype_size(dtype) == 0) return 0;
   if (reduces(kind)) {
     if (reduction < POLYCCL_REDUCTION_SUM || reduction > POLYCCL_REDUCTION_BXOR) return 0;
     // The host's arithmetic says of zero elements whether it could.

@@ -9,9 +9,6 @@
 
 namespace polyccl_gloo {
 
-// Bytes of one element; 0 for a type that this plugin does not know.
-size_t element_size(uint32_t dtype);
-
 // Bits of POLYCCL_CAN_*. `host` reduces.
 uint32_t supports(const polyccl_host* host, uint32_t kind, uint32_t dtype, uint32_t reduction, uint32_t memory);
 

@@ -18,39 +18,6 @@ using oneccl::Result;
 
 [[noreturn]] void refuse(polyccl_result result, const std::string& text) { throw Failure(result, text); }
 
-// Bytes of one element; 0 for a type that this plugin does not know.
-size_t element_size(uint32_t dtype) {
-  switch (dtype) {
-    case POLYCCL_DTYPE_BOOL:
-    case POLYCCL_DTYPE_INT8:
-    case POLYCCL_DTYPE_UINT8:
-    case POLYCCL_DTYPE_FLOAT8_E4M3FN:
-    case POLYCCL_DTYPE_FLOAT8_E4M3FNUZ:
-    case POLYCCL_DTYPE_FLOAT8_E5M2:
-    case POLYCCL_DTYPE_FLOAT8_E5M2FNUZ:
-    case POLYCCL_DTYPE_FLOAT8_E8M0FNU:
-      return 1;
-    case POLYCCL_DTYPE_INT16:
-    case POLYCCL_DTYPE_UINT16:
-    case POLYCCL_DTYPE_FLOAT16:
-    case POLYCCL_DTYPE_BFLOAT16:
-      return 2;
-    case POLYCCL_DTYPE_INT32:
-    case POLYCCL_DTYPE_UINT32:
-    case POLYCCL_DTYPE_FLOAT32:
-      return 4;
-    case POLYCCL_DTYPE_INT64:
-    case POLYCCL_DTYPE_UINT64:
-    case POLYCCL_DTYPE_FLOAT64:
-    case POLYCCL_DTYPE_COMPLEX64:
-      return 8;
-    case POLYCCL_DTYPE_COMPLEX128:
-      return 16;
-    default:
-      return 0;
-  }
-}
-
 // oneCCL's name of a type that it reduces.
 std::optional<DataType> reducible(uint32_t dtype) {
   switch (dtype) {
@@ -138,7 +105,7 @@ bool serves(uint32_t memory) {
 
 // Whether a call exists that gives the right result, whatever PolyCCL is offered.
 bool works(const Api& api, uint32_t kind, uint32_t dtype, uint32_t reduction) {
-  if (element_size(dtype) == 0) return false;
+  if (polyccl_dtype_size(dtype) == 0) return false;
   if (reduces(kind)) {
     const auto type = reducible(dtype);
     const auto op = reduction_of(reduction);
@@ -274,7 +241,7 @@ Op parse(const Api& api, const polyccl_op& given, int rank, int size) {
     refuse(POLYCCL_ERROR_INVALID,
            "rank " + std::to_string(op.c.peer) + " is not among the " + std::to_string(size) + " ranks");
   }
-  const size_t element = element_size(op.c.dtype);
+  const size_t element = polyccl_dtype_size(op.c.dtype);
   Moved as = moved(element);
   if (reduces(op.c.kind)) {
     as = {*reducible(op.c.dtype), 1};

@@ -11,32 +11,31 @@ enum class Family : uint8_t { kBool, kInteger, kFloat, kComplex, kMovesOnly };
 struct DtypeRow {
   Dtype dtype;
   std::string_view name;
-  size_t size;
   Family family;
 };
 
 // The names are those of torch and NumPy. A row's place is its number minus one.
 constexpr std::array kDtypes = {
-    DtypeRow{POLYCCL_DTYPE_BOOL, "bool", 1, Family::kBool},
-    DtypeRow{POLYCCL_DTYPE_INT8, "int8", 1, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_UINT8, "uint8", 1, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_INT16, "int16", 2, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_UINT16, "uint16", 2, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_INT32, "int32", 4, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_UINT32, "uint32", 4, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_INT64, "int64", 8, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_UINT64, "uint64", 8, Family::kInteger},
-    DtypeRow{POLYCCL_DTYPE_FLOAT16, "float16", 2, Family::kFloat},
-    DtypeRow{POLYCCL_DTYPE_BFLOAT16, "bfloat16", 2, Family::kFloat},
-    DtypeRow{POLYCCL_DTYPE_FLOAT32, "float32", 4, Family::kFloat},
-    DtypeRow{POLYCCL_DTYPE_FLOAT64, "float64", 8, Family::kFloat},
-    DtypeRow{POLYCCL_DTYPE_COMPLEX64, "complex64", 8, Family::kComplex},
-    DtypeRow{POLYCCL_DTYPE_COMPLEX128, "complex128", 16, Family::kComplex},
-    DtypeRow{POLYCCL_DTYPE_FLOAT8_E4M3FN, "float8_e4m3fn", 1, Family::kMovesOnly},
-    DtypeRow{POLYCCL_DTYPE_FLOAT8_E4M3FNUZ, "float8_e4m3fnuz", 1, Family::kMovesOnly},
-    DtypeRow{POLYCCL_DTYPE_FLOAT8_E5M2, "float8_e5m2", 1, Family::kMovesOnly},
-    DtypeRow{POLYCCL_DTYPE_FLOAT8_E5M2FNUZ, "float8_e5m2fnuz", 1, Family::kMovesOnly},
-    DtypeRow{POLYCCL_DTYPE_FLOAT8_E8M0FNU, "float8_e8m0fnu", 1, Family::kMovesOnly},
+    DtypeRow{POLYCCL_DTYPE_BOOL, "bool", Family::kBool},
+    DtypeRow{POLYCCL_DTYPE_INT8, "int8", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_UINT8, "uint8", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_INT16, "int16", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_UINT16, "uint16", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_INT32, "int32", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_UINT32, "uint32", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_INT64, "int64", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_UINT64, "uint64", Family::kInteger},
+    DtypeRow{POLYCCL_DTYPE_FLOAT16, "float16", Family::kFloat},
+    DtypeRow{POLYCCL_DTYPE_BFLOAT16, "bfloat16", Family::kFloat},
+    DtypeRow{POLYCCL_DTYPE_FLOAT32, "float32", Family::kFloat},
+    DtypeRow{POLYCCL_DTYPE_FLOAT64, "float64", Family::kFloat},
+    DtypeRow{POLYCCL_DTYPE_COMPLEX64, "complex64", Family::kComplex},
+    DtypeRow{POLYCCL_DTYPE_COMPLEX128, "complex128", Family::kComplex},
+    DtypeRow{POLYCCL_DTYPE_FLOAT8_E4M3FN, "float8_e4m3fn", Family::kMovesOnly},
+    DtypeRow{POLYCCL_DTYPE_FLOAT8_E4M3FNUZ, "float8_e4m3fnuz", Family::kMovesOnly},
+    DtypeRow{POLYCCL_DTYPE_FLOAT8_E5M2, "float8_e5m2", Family::kMovesOnly},
+    DtypeRow{POLYCCL_DTYPE_FLOAT8_E5M2FNUZ, "float8_e5m2fnuz", Family::kMovesOnly},
+    DtypeRow{POLYCCL_DTYPE_FLOAT8_E8M0FNU, "float8_e8m0fnu", Family::kMovesOnly},
 };
 
 constexpr auto kNumbers = [] {
@@ -69,11 +68,6 @@ constexpr Operation kOperations[] = {
 };
 
 }  // namespace
-
-size_t dtype_size(Dtype dtype) {
-  const DtypeRow* row = find_dtype(dtype);
-  return row == nullptr ? 0 : row->size;
-}
 
 std::string_view dtype_name(Dtype dtype) {
   const DtypeRow* row = find_dtype(dtype);

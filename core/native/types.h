@@ -15,7 +15,7 @@ using Reduction = uint32_t;  // POLYCCL_REDUCTION_*
 using Kind = uint32_t;       // POLYCCL_KIND_*
 
 // Bytes of one element; 0 for an unknown type.
-size_t dtype_size(Dtype dtype);
+inline size_t dtype_size(Dtype dtype) { return polyccl_dtype_size(dtype); }
 
 // "float32", ...; "dtype 77" is not a name: unknown types give "unknown".
 std::string_view dtype_name(Dtype dtype);

@@ -92,6 +92,39 @@ enum {
   POLYCCL_DTYPE_FLOAT8_E8M0FNU = 20
 };
 
+/* Bytes of one element; 0 for a type that this header does not know. */
+static inline uint32_t polyccl_dtype_size(uint32_t dtype) {
+  switch (dtype) {
+    case POLYCCL_DTYPE_BOOL:
+    case POLYCCL_DTYPE_INT8:
+    case POLYCCL_DTYPE_UINT8:
+    case POLYCCL_DTYPE_FLOAT8_E4M3FN:
+    case POLYCCL_DTYPE_FLOAT8_E4M3FNUZ:
+    case POLYCCL_DTYPE_FLOAT8_E5M2:
+    case POLYCCL_DTYPE_FLOAT8_E5M2FNUZ:
+    case POLYCCL_DTYPE_FLOAT8_E8M0FNU:
+      return 1;
+    case POLYCCL_DTYPE_INT16:
+    case POLYCCL_DTYPE_UINT16:
+    case POLYCCL_DTYPE_FLOAT16:
+    case POLYCCL_DTYPE_BFLOAT16:
+      return 2;
+    case POLYCCL_DTYPE_INT32:
+    case POLYCCL_DTYPE_UINT32:
+    case POLYCCL_DTYPE_FLOAT32:
+      return 4;
+    case POLYCCL_DTYPE_INT64:
+    case POLYCCL_DTYPE_UINT64:
+    case POLYCCL_DTYPE_FLOAT64:
+    case POLYCCL_DTYPE_COMPLEX64:
+      return 8;
+    case POLYCCL_DTYPE_COMPLEX128:
+      return 16;
+    default:
+      return 0;
+  }
+}
+
 /* ------------------------------------------------------------------------------------------------------------------ *
  * Reductions
  * ------------------------------------------------------------------------------------------------------------------ */
