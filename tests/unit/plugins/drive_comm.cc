@@ -26,8 +26,6 @@ bool can_reduce(Dtype dtype, Reduction reduction) {
   return dtype == POLYCCL_DTYPE_FLOAT32 && reduction == POLYCCL_REDUCTION_SUM;
 }
 
-size_t dtype_size(Dtype) { return sizeof(float); }
-
 void reduce(void* output, std::span<const void* const> operands, size_t n, Dtype, Reduction, const Factor&) {
   for (size_t i = 0; i < n; ++i) {
     float sum = 0;
