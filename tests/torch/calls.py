@@ -342,7 +342,7 @@ def groups() -> None:
     dist.all_reduce(tensor)
 
 
-def refused(call: Any, error: type[Exception] = polyccl.InvalidArgument) -> str:
+def refused(call: Any, error: type[Exception] | tuple[type[Exception], ...] = polyccl.InvalidArgument) -> str:
     try:
         call()
     except error as raised:
@@ -356,7 +356,8 @@ def refusals() -> None:
     group = dist.group.WORLD
     assert "coalesced" in refused(lambda: group.allreduce([row(0), row(0)]))
     refused(lambda: dist.new_group(pg_options=object()))
-    refused(lambda: dist.new_group(backend="cpu:gloo,cuda:polyccl"))
+    # torch makes its own part of this one first, which ranks that are refused sooner may tear down: that fails as well.
+    refused(lambda: dist.new_group(backend="cpu:gloo,cuda:polyccl"), (polyccl.InvalidArgument, RuntimeError))
     refused(lambda: dist.new_group(pg_options={"bakend": "gloo"}))
     tensor = row(1)
     dist.all_reduce(tensor)
