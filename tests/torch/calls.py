@@ -203,6 +203,20 @@ def messages() -> None:
     assert "copy the tensor" in refused(lambda: dist.isend(row(7), rank))
 
 
+def batches() -> None:
+    """All ranks send first: one by one, a device's library would run no receive before the sends were over."""
+    rank, size = me()
+    for n in (1, 300_000):
+        given, taken, copied = row(rank, n), row(-1, n), row(-1, 2 * n)[::2]
+        after, before = (rank + 1) % size, (rank - 1) % size
+        operations = [dist.P2POp(dist.isend, given, after), dist.P2POp(dist.isend, given + 1, after)]
+        operations += [dist.P2POp(dist.irecv, taken, before), dist.P2POp(dist.irecv, copied, before)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        equal(taken, row(before, n))
+        equal(copied, row(before + 1, n))
+
+
 def from_anyone() -> None:
     rank, size = me()
     if rank == 0:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.jobs.marks import unless_installed
+
 from . import calls
 
 ISLANDS = [
     pytest.param("gloo=2", marks=pytest.mark.backend("gloo")),
     pytest.param("gloo=1,host=2", marks=pytest.mark.backend("gloo")),
 ]
+DEVICES = [pytest.param(each, marks=[*unless_installed(each), pytest.mark.backend("nccl")]) for each in ("nccl=2", "nccl=2,rccl=1")]
 Ranks = Callable[..., list[Any]]
 
 
@@ -27,6 +30,7 @@ Ranks = Callable[..., list[Any]]
         calls.layouts,
         calls.sparse,
         calls.messages,
+        calls.batches,
         calls.from_anyone,
         calls.objects,
         calls.works,
@@ -38,6 +42,26 @@ Ranks = Callable[..., list[Any]]
     ids=lambda call: call.__name__,
 )
 def test_calls(ranks: Ranks, islands: str, call: Callable[[], None]) -> None:
+    ranks(call, islands)
+
+
+@pytest.mark.parametrize("islands", DEVICES)
+@pytest.mark.parametrize(
+    "call",
+    [
+        calls.reductions,
+        calls.collectives,
+        calls.single_tensors,
+        calls.coalesced,
+        calls.messages,
+        calls.batches,
+        calls.functional,
+        calls.groups,
+        calls.missing_rank,
+    ],
+    ids=lambda call: call.__name__,
+)
+def test_calls_on_devices(ranks: Ranks, islands: str, call: Callable[[], None]) -> None:
     ranks(call, islands)
 
 

@@ -14,6 +14,7 @@ from torch import distributed as dist
 from .. import new_comm
 from ..errors import InvalidArgument
 from ..torch_hook import DEVICES, NAME
+from . import batches
 from . import options as opts
 from .process_group import ProcessGroup
 
@@ -51,6 +52,7 @@ def make_group(
         rank=rank,
         size=size,
     )
+    batches.serve()
     return ProcessGroup(comm, store, options, types, bound)
 
 

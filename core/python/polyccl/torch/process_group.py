@@ -10,7 +10,8 @@ return a `Work`, others block. Timeouts are the call's, else the group's. An err
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, cast
@@ -23,6 +24,7 @@ from ..comm import Comm
 from ..errors import InvalidArgument, UnsupportedOperation
 from . import sparse
 from .backend import Backend
+from .batches import Batch
 from .calls import Tensors, inner, listed, one, pairs, reduction, terms, uneven
 from .messages import AnySourceWork, FromAnyone, monitored_barrier
 from .options import Options
@@ -58,6 +60,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._split_count = self._barriers = 0
         self._ended = False
         self._together: list[Work] | None = None  # between the start and the end of coalescing
+        self._batch: Batch | None = None  # while messages are gathered
         self._anyone: dict[int, FromAnyone] = {}  # by tag: the newest receive from any rank
         self._backend = Backend(self)
         device = torch.device(comm._group.device.replace("hip", "cuda"))
@@ -403,14 +406,23 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Send to a rank of the group; its `recv` with this tag gets it, in order."""
         tensors = listed(tensors)
         tensor, passage = one(tensors, "send"), self._passage()
-        return self._counted(Work((self._comm.send(passage.input(tensor), dst, True, tag=tag),), tensors))
+        source = passage.input(tensor)
+        if self._batch is None:
+            return self._counted(Work((self._comm.send(source, dst, True, tag=tag),), tensors))
+        self._batch.gathered.send(source, dst, tag)
+        return self._counted(Work((cast(Any, self._batch),), tensors))
 
     @recorded("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive what a rank of the group sends with this tag."""
         tensors = listed(tensors)
         tensor, passage = one(tensors, "recv"), self._passage()
-        part = self._comm.recv(passage.output(tensor), src, True, tag=tag)
+        target = passage.output(tensor)
+        if self._batch is None:
+            part: Any = self._comm.recv(target, src, True, tag=tag)
+        else:
+            part = self._batch
+            part.gathered.recv(target, src, tag)
         return self._counted(Work((part,), tensors, passage.finish, source=src))
 
     @recorded("recvAnySource")
@@ -426,6 +438,22 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._anyone[tag] = part
         return self._counted(AnySourceWork((cast(Any, part),), tensors, passage.finish))
 
+    @property
+    def gathers_messages(self) -> bool:
+        """Whether a batch of messages must be issued as one: where a device's library carries them."""
+        library = self._comm._group.library
+        return library.plugin is not None and library.plugin.has_device
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Issue the messages that are sent and received meanwhile as one batch, in the end, unless an error is raised."""
+        batch = self._batch = Batch(self._comm)
+        try:
+            yield
+        finally:
+            self._batch = None
+        batch.issue()
+
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks are here, else raise CommTimeout with those that are not; breaks nothing. Goes by the store."""
         limit = timedelta(seconds=self._comm._group.options.timeout) if timeout is None else timeout
@@ -435,10 +463,15 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._together = []
+        self._batch = Batch(self._comm) if self.gathers_messages else None
 
     def _end_coalescing(self, device: torch.device) -> Work:
-        """One work for all calls since `_start_coalescing`. They were issued as they came: none waits for another."""
+        """One work for all calls since `_start_coalescing`. They were issued as they came, but for a device's messages: none waits
+        for another."""
         works, self._together = self._together or [], None
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.issue()
         parts = [part for work in works for part in work._parts]
 
         def finish() -> None:
