@@ -26,7 +26,8 @@ from polyccl.operations import OPERATIONS, Shape, Who
 from polyccl.options import CALL_HINTS, HINTS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("backends/*/README.md"), *ROOT.glob("examples/*.md")])
+FOLDERS = ("docs", "backends/*", "benchmarks", "examples", "tests/*")
+PAGES = sorted([ROOT / "README.md", *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))])
 SECONDS = 90
 """A block's deadline."""
 
