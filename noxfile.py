@@ -1,7 +1,7 @@
 """The sessions of PolyCCL's development: `nox -l` lists them. Each installs what it needs, system packages included where it may.
 
-CI runs `tests`, `lint` and a sample of `tests_rccl`. The sessions `tests_<backend>` run the tests of one backend: `host`, `gloo` and
-`xccl` against the real library, those of NCCL's kind on stand-ins. They skip with the reason where something is missing.
+CI runs `tests`, `lint` and a sample of `tests_rccl`. The sessions `tests_<backend>` run the tests of one backend: Gloo's and
+oneCCL's on the real library, those of NCCL's kind on stand-ins. What is missing is said.
 """
 
 from __future__ import annotations
