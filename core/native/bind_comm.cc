@@ -305,8 +305,11 @@ void wait_on_host(Work& work, const Seconds& limit) {
 void wait(Work& work, nb::handle timeout) {
   const Seconds limit = seconds_of(timeout);
   if (!limit && work.join()) {
+    if (!work.done()) {
+      nb::gil_scoped_release release;  // a stream whose queue is full blocks, maybe until a thread that wants the GIL
+      work.join()();
+    }
     work.raise();
-    if (!work.done()) work.join()();
     return;
   }
   wait_on_host(work, limit);

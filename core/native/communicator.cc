@@ -51,7 +51,7 @@ Communicator::Communicator(CommunicatorConfig config)
   // fail() ends everything.
   const auto fail_apart = [this](const Error& error) {
     std::scoped_lock lock(failure_mutex_);
-    if (!closing_ && !reaper_.joinable()) reaper_ = std::thread([this, error] { fail(error, true); });
+    if (!closing_ && !failure_ && !reaper_.joinable()) reaper_ = std::thread([this, error] { fail(error, true); });
   };
   group_->on_failure(fail_apart);
   group_->on_late_mismatch([fail_apart](int, const Tag& tag, const Error& error) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "call_thread.h"
@@ -153,20 +154,31 @@ std::shared_ptr<Iteration> Executor::make_iteration(const std::shared_ptr<Execut
   }
   if (slot >= 0) {
     Slot& memory = slots_[static_cast<size_t>(slot)];
-    reserve(memory, e->scratch_bytes);
     it->scratch = {device_ == nullptr ? memory.host.data() : static_cast<char*>(memory.pinned.get()),
                    static_cast<char*>(memory.device.get())};
   }
   return it;
 }
 
-void Executor::reserve(Slot& slot, const std::array<size_t, 2>& bytes) {
-  if (device_ == nullptr) {
-    if (slot.host.size() < bytes[0]) slot.host.resize(bytes[0]);
-    return;
+void Executor::reserve(int slot, const std::array<size_t, 2>& bytes) {
+  Slot& memory = slots_[static_cast<size_t>(slot)];
+  const auto grow = [&](size_t kind, Device::Handle& handle, auto allocate) {
+    if (memory.bytes[kind] >= bytes[kind]) return;
+    handle = (device_->*allocate)(bytes[kind]);
+    memory.bytes[kind] = bytes[kind];
+  };
+  try {
+    if (device_ == nullptr) {
+      if (memory.host.size() < bytes[0]) memory.host.resize(bytes[0]);
+      return;
+    }
+    grow(0, memory.pinned, &Device::pinned);
+    grow(1, memory.device, &Device::memory);
+  } catch (const std::exception& error) {
+    throw Error(Code::kInternal, "there is no memory for scratch of " + std::to_string(bytes[0] + bytes[1]) +
+                                     " bytes (" + error.what() +
+                                     "); free some, or let less be on the way at once by the hint chunk_bytes");
   }
-  if (slot.bytes[0] < bytes[0]) slot.pinned = device_->pinned(slot.bytes[0] = bytes[0]);
-  if (slot.bytes[1] < bytes[1]) slot.device = device_->memory(slot.bytes[1] = bytes[1]);
 }
 
 void Executor::trace_step(const Iteration& it, const Step& step, uint64_t bytes, int64_t begin) const {
@@ -315,7 +327,9 @@ void Executor::run_overlapped(const std::shared_ptr<Execution>& e, const Interru
   uint64_t next = 0;
   while (next < e->iterations || !open.empty()) {
     while (next < e->iterations && open.size() < static_cast<size_t>(window_)) {
-      open.push_back(make_iteration(e, next, static_cast<int>(next % static_cast<uint64_t>(window_))));
+      const int slot = static_cast<int>(next % static_cast<uint64_t>(window_));
+      reserve(slot, e->scratch_bytes);
+      open.push_back(make_iteration(e, next, slot));
       run_steps(*open.back(), Lane::kPre);
       cross.add(open.back());
       ++next;
@@ -333,6 +347,7 @@ void Executor::run(const std::shared_ptr<Execution>& e, const Interrupted& inter
   if (e->prepare) e->prepare();
   e->prepared = true;
   if (e->iterations == 0) return;
+  reserve(0, e->scratch_bytes);
   if (legs_.native_messages(e->call.dtype)) {
     for (uint64_t i = 0; i < e->iterations; ++i) run_grouped(*make_iteration(e, i, 0));
     return;
@@ -362,9 +377,9 @@ void Executor::run_messages(const std::shared_ptr<Execution>& e, const Interrupt
 
 void Executor::enqueue_messages(std::shared_ptr<Execution> e) {
   cut(*e);
+  start_lanes(*e);
   in_flight_.fetch_add(1, std::memory_order_acq_rel);
   std::unique_lock lock(mutex_);
-  start_lane_locked(Lane::kCross);
   lanes_[static_cast<size_t>(Lane::kCross)].push_back(make_iteration(e, 0, -1));
   lock.unlock();
   signal();
@@ -413,18 +428,32 @@ void Executor::wait_for(const Iteration& it, const Step& step) {
 
 void Executor::enqueue(std::shared_ptr<Execution> e) {
   cut(*e);
+  start_lanes(*e);
   in_flight_.fetch_add(1, std::memory_order_acq_rel);
   std::unique_lock lock(mutex_);
-  start_lane_locked(Lane::kPre);
   queue_.push_back(std::move(e));
   changed_.notify_all();
 }
 
-void Executor::start_lane_locked(Lane lane) {
-  auto& thread = threads_[static_cast<size_t>(lane)];
-  if (thread.joinable()) return;
-  thread =
-      lane == Lane::kCross ? std::thread([this] { cross_lane(); }) : std::thread([this, lane] { local_lane(lane); });
+// Starts the lanes that an operation needs, on its caller's thread, whom it concerns where the system gives no more.
+void Executor::start_lanes(const Execution& e) {
+  const auto needs = [&e](Lane lane) {
+    if (lane == Lane::kPre && e.tags.empty()) return true;  // messages have nothing to prepare
+    return e.plan && std::any_of(e.plan->sections.begin(), e.plan->sections.end(),
+                                 [lane](const Section& section) { return section.uses(lane); });
+  };
+  try {
+    const std::scoped_lock lock(mutex_);
+    for (int number = 0; number < kLanes; ++number) {
+      const auto lane = static_cast<Lane>(number);
+      auto& thread = threads_[static_cast<size_t>(number)];
+      if (thread.joinable() || !needs(lane)) continue;
+      thread = std::thread([this, lane] { lane == Lane::kCross ? cross_lane() : local_lane(lane); });
+    }
+  } catch (const std::system_error& error) {
+    throw legs_.fail(Error(Code::kInternal, std::string(e.call.row->name) + ": the system starts no more threads (" +
+                                                error.what() + "); raise its limits of threads and memory"));
+  }
 }
 
 // Runs what must precede the first operation in the queue: in lane pre, so in the same order on all ranks.
@@ -449,11 +478,22 @@ void Executor::prepare_front(std::unique_lock<std::mutex>& lock) {
   admit(lock);
 }
 
-// Gives slots to the iterations that wait for one.
-void Executor::admit(std::unique_lock<std::mutex>&) {
+// Gives slots to the iterations that wait for one. Once the communicator has failed they need no memory: lanes skip
+// their steps.
+void Executor::admit(std::unique_lock<std::mutex>& lock) {
   while (!queue_.empty() && queue_.front()->prepared && !free_slots_.empty()) {
     auto& e = queue_.front();
     const int slot = free_slots_.back();
+    if (!legs_.failure()) {
+      try {
+        reserve(slot, e->scratch_bytes);
+      } catch (const Error& error) {
+        lock.unlock();
+        legs_.fail(error);
+        lock.lock();
+        continue;
+      }
+    }
     free_slots_.pop_back();
     auto it = make_iteration(e, e->admitted, slot);
     const bool nothing = it->left.load(std::memory_order_relaxed) == 0;  // to do, as for a rank alone
@@ -461,7 +501,6 @@ void Executor::admit(std::unique_lock<std::mutex>&) {
       // Every lane that has to do with it sees it, and one does where there is nothing: the last one to leave it retires it.
       const bool sees = nothing ? static_cast<Lane>(lane) == Lane::kPre : it->section->uses(static_cast<Lane>(lane));
       if (!sees) continue;
-      start_lane_locked(static_cast<Lane>(lane));
       lanes_[static_cast<size_t>(lane)].push_back(it);
     }
     if (++e->admitted == e->iterations) queue_.pop_front();

@@ -148,7 +148,7 @@ class Executor {
     std::array<size_t, 2> bytes{};
   };
 
-  void start_lane_locked(Lane lane);
+  void start_lanes(const Execution& e);
   // Whether a lane may end: other lanes may still have iterations for it while operations are on their way.
   bool may_end() const { return stop_ && idle(); }
   void local_lane(Lane lane);
@@ -161,7 +161,7 @@ class Executor {
   void run_group(Iteration& it, Lane lane, const std::vector<uint32_t>& steps);
   void run_step(Iteration& it, const Step& step, Lane lane);
   void wait_for(const Iteration& it, const Step& step);
-  void reserve(Slot& slot, const std::array<size_t, 2>& bytes);
+  void reserve(int slot, const std::array<size_t, 2>& bytes);
   uint64_t run_copies(Iteration& it, const Step& step, Lane lane);
   void run_grouped(Iteration& it);
   void run_overlapped(const std::shared_ptr<Execution>& e, const Interrupted& interrupted);

@@ -1,8 +1,11 @@
-"""A communicator's scratch does not grow with the count."""
+"""A communicator's scratch does not grow with the count; where there is no memory for it, the operation fails on all ranks."""
 
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,8 @@ import pytest
 from polyccl import ReduceOp
 
 from .marks import named
-from .pool import SharedPool
-from .ranks import join
+from .pool import Pool, SharedPool
+from .ranks import Raised, caught, join
 from .shapes import Shape
 
 STAGING = 1 << 20
@@ -71,3 +74,43 @@ def growth(rank: int, directory: str, shape: Shape, operation: str) -> int:
 def test_scratch_at_64_times_the_staging_is_bounded(jobs: SharedPool, directory: str, shape: Shape, operation: str) -> None:
     for grown in jobs.each(growth, shape.size, directory, shape, operation):
         assert grown < LIMIT, f"{grown / 2**20:.1f} MiB"
+
+
+SLACK = 2 << 20  # bytes: enough for errors, and much less than the scratch of a large operation
+
+
+@contextmanager
+def no_more_memory() -> Iterator[None]:
+    """This process gets no more than a little from the system."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (held,) = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")]
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (held + SLACK, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def reduce_without_memory(rank: int, directory: str, shape: Shape, async_op: bool) -> Raised:
+    """What a large operation raises on this rank, where rank 0 has no memory for its scratch."""
+    os.environ["POLYCCL_STAGING_BYTES"] = str(LARGE)
+    comm = join(directory, rank, shape, hints={"chunk_bytes": str(LARGE)}, timeout=60)
+    medium, large = np.ones(LARGE // 64, np.float32), np.ones(LARGE // 4, np.float32)
+    comm.all_reduce(medium, async_op=True).wait()  # the lanes have their threads
+    comm.barrier()
+    if rank != 0:
+        return caught(lambda: comm.all_reduce(large, async_op=async_op).wait())
+    with no_more_memory():
+        return caught(lambda: comm.all_reduce(large, async_op=async_op).wait())
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("shape", named("host=2,host=1", "host=2"))
+def test_without_memory_for_scratch_an_operation_fails_on_all_ranks(
+    own_pool: Callable[[int], Pool], directory: str, shape: Shape, async_op: bool
+) -> None:
+    for raised in own_pool(shape.size).each(reduce_without_memory, shape.size, directory, shape, async_op, deadline=60):
+        assert raised.name == "CommError"
+        assert "no memory for scratch" in raised.text
+        assert raised.seconds < 30, "not by the deadline"
