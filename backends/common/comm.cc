@@ -215,8 +215,12 @@ void Comm::start(const polyccl_comm_config& config, const UniqueId& id) {
 void Comm::start_blocking(const polyccl_comm_config& config, const UniqueId& id) {
   auto made = std::make_shared<Handle>(nullptr);
   const auto init = [api = &vendor().api, made, id, size = size_, rank = rank_, device = device_] {
-    const Current current(device);
-    return api->comm_init_rank(made.get(), size, id, rank);
+    try {
+      const Current current(device);
+      return api->comm_init_rank(made.get(), size, id, rank);
+    } catch (const Failure&) {  // nothing may leave the thread
+      return int{kUnhandledCudaError};
+    }
   };
   const auto late = [made](int result) {
     if (result == kSuccess) abort_bounded(*made);
