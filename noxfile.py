@@ -333,6 +333,17 @@ def tests_rcclx(session: nox.Session) -> None:
     _device_session(session, "rcclx")
 
 
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Jobs on real NVIDIA GPUs, with a torch for CUDA (gigabytes): tests/gpu/run.sh. It has not been run on one."""
+    if reason := _no_hardware("nccl"):
+        session.skip(reason)
+    _system_packages(session, gloo=True)
+    built = "gloo,nccl" if _gloo_is_installed() else "nccl"
+    _install(session, "torch>=2.9", "numpy", env={"POLYCCL_BUILD_BACKENDS": built})
+    session.run("bash", "tests/gpu/run.sh", *session.posargs, env={"POLYCCL_GPU_INSTALLED": "1"}, external=True)
+
+
 def _fetch_oneccl(session: nox.Session, sample: bool) -> str:
     """Fetch oneCCL for the CPU into its cache, and for a sample the system's libfabric. Gives why that is not there, or ""."""
     if sample and not _opens("libfabric.so.1"):
