@@ -66,3 +66,15 @@ def of_communicators(rank: int, islands: str, folder: str) -> None:
     else:
         raise AssertionError("two dimensions of one name were taken")
     dist.destroy_process_group()
+
+
+def batch_on_a_device(rank: int, folder: str) -> None:
+    """Both ranks send first, in a batch, in the group of a communicator on a device, the first group of these processes."""
+    comm = polyccl.new_comm("nccl", "cpu", "world", None, 30, store=FileStore(folder), rank=rank, size=2)
+    group = polyccl.init_device_mesh((comm,), ("all",)).get_group()
+    given, taken = torch.full((300_000,), float(rank)), torch.empty(300_000)
+    operations = [dist.P2POp(dist.isend, given, 1 - rank, group), dist.P2POp(dist.irecv, taken, 1 - rank, group)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert (taken == 1 - rank).all()
+    dist.destroy_process_group()

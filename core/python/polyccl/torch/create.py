@@ -14,7 +14,6 @@ from torch import distributed as dist
 from .. import new_comm
 from ..errors import InvalidArgument
 from ..torch_hook import DEVICES, NAME
-from . import batches
 from . import options as opts
 from .process_group import ProcessGroup
 
@@ -52,7 +51,6 @@ def make_group(
         rank=rank,
         size=size,
     )
-    batches.serve()
     return ProcessGroup(comm, store, options, types, bound)
 
 

@@ -24,7 +24,7 @@ from ..comm import Comm
 from ..errors import InvalidArgument, UnsupportedOperation
 from . import sparse
 from .backend import Backend
-from .batches import Batch
+from .batches import Batch, serve
 from .calls import Tensors, inner, listed, one, pairs, reduction, terms, uneven
 from .messages import AnySourceWork, FromAnyone, monitored_barrier
 from .options import Options
@@ -68,6 +68,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._on_host = device.type == "cpu"
         if bound is not None:
             self.bound_device_id = bound
+        serve()
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
