@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import distributed as dist
+from torch.distributed import batch_isend_irecv
 from torch.distributed.device_mesh import init_device_mesh
 
 import polyccl
@@ -69,12 +70,15 @@ def of_communicators(rank: int, islands: str, folder: str) -> None:
 
 
 def batch_on_a_device(rank: int, folder: str) -> None:
-    """Both ranks send first, in a batch, in the group of a communicator on a device, the first group of these processes."""
+    """Both ranks send first, in a batch, in the group of a communicator on a device, the first group of these processes.
+
+    They have imported torch's function by its name before there was a group.
+    """
     comm = polyccl.new_comm("nccl", "cpu", "world", None, 30, store=FileStore(folder), rank=rank, size=2)
     group = polyccl.init_device_mesh((comm,), ("all",)).get_group()
     given, taken = torch.full((300_000,), float(rank)), torch.empty(300_000)
     operations = [dist.P2POp(dist.isend, given, 1 - rank, group), dist.P2POp(dist.irecv, taken, 1 - rank, group)]
-    for work in dist.batch_isend_irecv(operations):
+    for work in batch_isend_irecv(operations):
         work.wait()
     assert (taken == 1 - rank).all()
     dist.destroy_process_group()

@@ -2,13 +2,15 @@
 
 A device's library runs messages in the order of its stream: two ranks that both send first, and receive next, would wait for each
 other for ever, unless it is told of all messages at once. torch does so for groups of its own class only, and issues a batch on
-others one by one. So its function is wrapped, once, with the first group of PolyCCL's.
+others one by one. So the code of its function is wrapped, once, with the first group of PolyCCL's.
 """
 
 from __future__ import annotations
 
-import functools
+import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
@@ -36,23 +38,35 @@ class Batch:
         return getattr(self._work, name)
 
 
+_torchs: Callable[[list[Any]], list[Any]] | None = None
+"""What ``batch_isend_irecv`` does by itself; None before `serve`."""
+
+
+def gathered(p2p_op_list: list[Any]) -> list[Any]:
+    """torch's ``batch_isend_irecv``; messages of groups that want it go as one batch."""
+    assert _torchs is not None
+    group: Any = (p2p_op_list[0].group or dist.group.WORLD) if p2p_op_list else None
+    with group.gathering() if getattr(group, "gathers_messages", False) else nullcontext():
+        works: list[Any] = _torchs(p2p_op_list)
+    return works
+
+
+def _call_gathered(p2p_op_list: list[Any]) -> list[Any]:
+    from polyccl.torch.batches import gathered  # this code runs among the names of torch's module
+
+    return gathered(p2p_op_list)
+
+
 def serve() -> None:
-    """Let ``batch_isend_irecv`` gather the messages of groups that want it. May be called again."""
-    original = dist.batch_isend_irecv
-    if hasattr(original, "_polyccl_wraps"):
-        return
+    """Let ``batch_isend_irecv`` gather the messages of groups that want it. May be called again.
 
-    @functools.wraps(original)
-    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
-        group: Any = (p2p_op_list[0].group or dist.group.WORLD) if p2p_op_list else None
-        gathering = group.gathering() if getattr(group, "gathers_messages", False) else nullcontext()
-        with gathering:
-            works: list[Any] = original(p2p_op_list)
-        return works
-
-    batch_isend_irecv._polyccl_wraps = original  # type: ignore[attr-defined]
-    dist.batch_isend_irecv = batch_isend_irecv
-    dist.distributed_c10d.batch_isend_irecv = batch_isend_irecv
+    Its code is exchanged, and not the function: a script may have imported that by name before.
+    """
+    global _torchs
+    function = inspect.unwrap(dist.batch_isend_irecv)
+    if _torchs is None and isinstance(function, FunctionType) and not function.__closure__:
+        _torchs = FunctionType(function.__code__, function.__globals__, function.__name__)
+        function.__code__ = _call_gathered.__code__
 
 
-__all__ = ["Batch", "serve"]
+__all__ = ["Batch", "gathered", "serve"]
