@@ -136,7 +136,6 @@ def test_a_rank_killed_at_some_step_ends_the_operation_of_all(
         pytest.skip("more of them are for --each")
     shape = Shape("nccl=2,rccl=2")
     after = random.Random(f"{victim} {turn}").uniform(0.0, 0.1)
-    before = set(os.listdir("/dev/shm"))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -146,7 +145,6 @@ def test_a_rank_killed_at_some_step_ends_the_operation_of_all(
             assert [each for rank, each in enumerate(outcomes) if rank != victim] == ["PeerLost"] * (shape.size - 1)
         finally:
             pool.close()
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 def test_refusals_leave_a_device_usable(devices: SharedPool) -> None:
