@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace polyccl {
@@ -336,9 +337,10 @@ void Communicator::run_whole(Execution& e, std::function<void()> work) {
   e.prepare = [this, work = std::move(work)] {
     try {
       work();
-    } catch (const Error& error) {
+    } catch (...) {
       --library_calls_;
-      if (error.code() == Code::kMismatch && !failure()) throw;  // a difference leaves the communicator usable
+      const Error error = current_error();
+      if (error.code() == Code::kMismatch && !failure()) throw error;  // a difference leaves the communicator usable
       const Error failed = fail(error);
       settle();
       throw failed;
@@ -359,6 +361,8 @@ std::shared_ptr<Work> Communicator::start(const std::shared_ptr<Execution>& e, b
     } catch (const Error& error) {
       if (error.code() == Code::kMismatch && !e->prepared) throw located(error, operation);
       throw located(fail(error), operation);
+    } catch (const std::bad_alloc&) {
+      throw located(fail(current_error()), operation);
     }
     return nullptr;
   }
@@ -468,6 +472,8 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
   } catch (const Error& error) {
     if (error.code() == Code::kMismatch && !failure()) throw located(error, operation);
     throw located(fail(error), operation);
+  } catch (const std::bad_alloc&) {
+    throw located(fail(current_error()), operation);
   }
   return nullptr;
 }

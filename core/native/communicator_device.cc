@@ -89,7 +89,9 @@ Communicator::Flag Communicator::take_flag() {
 // The stream that is current now, and is to wait for an operation.
 void* Communicator::joining_stream(const Device& device, const UserStream& from) {
   void* handle = nullptr;
-  from.current(from.device_type, from.device_index, &handle);
+  if (from.current(from.device_type, from.device_index, &handle) != 0) {
+    throw Error(Code::kInternal, "wait(): the tensor's framework does not say which stream is current");
+  }
   if (device.capturing(handle)) {
     throw Error(Code::kUnsupportedOperation,
                 "wait(): the current stream is being captured into a graph, which cannot wait for an operation from "
@@ -115,14 +117,14 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
     op.stream = stream;
     pointers.push_back(&op);
   }
+  std::shared_ptr<void> done(device.event());
   try {
     std::scoped_lock lock(library_mutex_);
     config_.native->run(pointers, operation);
+    device.record(done.get(), stream);
   } catch (const Error& error) {
     throw located(fail(cause(error)), operation);
   }
-  std::shared_ptr<void> done(device.event());
-  device.record(done.get(), stream);
   auto watch = std::make_shared<Execution>();
   watch->call.row = call.row;
   watch->call.deadline = call.deadline;

@@ -27,4 +27,15 @@ class Error : public std::runtime_error {
   Code code_;
 };
 
+// What is being caught, as an Error.
+inline Error current_error() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(Code::kInternal, error.what());
+  }
+}
+
 }  // namespace polyccl

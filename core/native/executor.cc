@@ -80,17 +80,6 @@ void cut(Execution& e) {
   }
 }
 
-// What a lane caught: nothing may leave its thread.
-Error current_error() {
-  try {
-    throw;
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::exception& error) {
-    return Error(Code::kInternal, error.what());
-  }
-}
-
 Error timed_out(const Execution& e, const std::string& waiting_for) {
   return Error(Code::kTimeout, "timed out" + (waiting_for.empty() ? "" : " waiting for " + waiting_for) +
                                    "; see whether all ranks called " + std::string(e.call.row->name) +

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
+from ..errors import Aborted
+
 if TYPE_CHECKING:
     from .._native import Work as NativeWork
     from ..comm import Comm
@@ -33,8 +35,10 @@ class Batch:
             self._work = self.gathered.issue(True)
 
     def __getattr__(self, name: str) -> Any:
-        if self._work is None:
+        if name.startswith("__"):
             raise AttributeError(name)
+        if self._work is None:
+            raise Aborted("this message was never issued: an error came between it and the end of its batch; make a new group")
         return getattr(self._work, name)
 
 

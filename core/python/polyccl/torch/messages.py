@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import store as stores
-from ..errors import CommError, CommTimeout
+from ..errors import CommTimeout
 from .work import Work
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class FromAnyone:
         self.source = -1
         self._comm, self._tensor, self._tag, self._after = comm, tensor, tag, after
         self._work: NativeWork | None = None
-        self._error: CommError | None = None
+        self._error: Exception | None = None
         self._matched = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
@@ -40,7 +40,7 @@ class FromAnyone:
                 self._after = None
             self.source = self._comm.find_sender(self._tag)
             self._work = self._comm.recv(self._tensor, self.source, True, tag=self._tag)
-        except CommError as error:
+        except Exception as error:  # whatever it is, who waits must learn of it
             self._error = error
         with self._lock:
             self._matched.set()
@@ -71,7 +71,7 @@ class FromAnyone:
         """As the native work's."""
         return self._matched.is_set() and (self._work is None or self._work.is_completed())
 
-    def exception(self) -> CommError | None:
+    def exception(self) -> Exception | None:
         """As the native work's."""
         return self._error or (self._work.exception() if self._work is not None else None)
 
