@@ -383,6 +383,10 @@ void bind_comm(nb::module_& m) {
                    "True where a stream can wait for the host: then operations of a bridge do not block.");
   nb::class_<BackendComm>(m, "BackendComm", "A communicator of a backend's library.")
       .def("abort", &BackendComm::abort, nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "devices_let_go", [](double seconds) { return Device::all_gone(deadline_in(seconds)); }, "seconds"_a,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Wait until the threads of devices hold no object of Python's any more; False where they still do.");
   m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "device"_a, "name"_a,
         "interface"_a, "address"_a, "store"_a, "timeout"_a,
         "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` "

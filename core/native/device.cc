@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -12,6 +13,12 @@
 #include <vector>
 
 namespace polyccl {
+namespace {
+
+std::atomic<int> held{0};      // what was given to be let go of, and is still there
+std::atomic<pid_t> holder{0};  // the process whose threads have it: a forked child has none of them
+
+}  // namespace
 
 // What is to be let go of, and the thread that does it, which goes on alone where its owner ends before it is done.
 class Device::Bin {
@@ -30,6 +37,8 @@ class Device::Bin {
 
   void add(std::shared_ptr<void> what) {
     const std::scoped_lock lock(state_->mutex);
+    ++held;
+    holder = getpid();
     state_->full.push_back(std::move(what));
     state_->changed.notify_all();
   }
@@ -47,8 +56,10 @@ class Device::Bin {
         changed.wait(lock, [this] { return closing || !full.empty(); });
         if (full.empty()) return;
         auto gone = std::exchange(full, {});
+        const auto number = static_cast<int>(gone.size());
         lock.unlock();
         gone.clear();
+        held -= number;
         lock.lock();
       }
     }
@@ -79,6 +90,14 @@ class Device::Entered {
   int64_t before_ = 0;
   bool inside_ = false;
 };
+
+bool Device::all_gone(Deadline deadline) {
+  while (held != 0 && holder == getpid()) {
+    if (expired(deadline)) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 Device::Device(const Backend& backend, int index) : backend_(backend), index_(index), bin_(std::make_shared<Bin>()) {
   const polyccl_device* t = backend.table().device;

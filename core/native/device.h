@@ -32,6 +32,9 @@ class Device {
   // of memory free it so by themselves; what users' objects do is unknown, so they are let go of so as well.
   void let_go(std::shared_ptr<void> what) const;
 
+  // Wait until everything that any device was to let go of is gone; false where it is not by the deadline.
+  static bool all_gone(Deadline deadline);
+
   Handle stream(bool high_priority = false) const;
   Handle event() const;
   Handle pinned(size_t bytes) const;  // host memory that copies to and from the device may overlap with

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import create
+from . import _native, create
 from .errors import InvalidArgument, UnsupportedOperation
 from .operations import Kind
 from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
@@ -447,6 +447,7 @@ def _close_all() -> None:
     """Let go of all communicators while their threads can still have the interpreter."""
     for comm in list(_living):
         del comm._native
+    _native.devices_let_go(5.0)
 
 
 class BatchSendRecv:
