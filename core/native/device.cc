@@ -201,8 +201,11 @@ void Device::await_flag(void* stream, const volatile uint32_t* flag, uint32_t va
 void Device::await(void* event, Deadline deadline, const std::function<bool()>& ended) const {
   constexpr int64_t kSpin = 20'000, kNap = 50'000;  // nanoseconds
   const int64_t begin = now_ns();
-  while (!reached(event)) {
+  const auto go_on = [&ended] {
     if (ended && ended()) throw Error(Code::kAborted, "the communicator ended while its device was at work");
+  };
+  while (!reached(event)) {
+    go_on();
     if (expired(deadline)) throw Error(Code::kTimeout, "timed out while the device was at work");
     if (now_ns() - begin < kSpin) {
       sched_yield();
@@ -210,6 +213,7 @@ void Device::await(void* event, Deadline deadline, const std::function<bool()>& 
       std::this_thread::sleep_for(std::chrono::nanoseconds(kNap));
     }
   }
+  go_on();  // a library that is aborted leaves its work undone, and lets the stream go on as if it were done
 }
 
 void Device::synchronize(void* stream, Deadline deadline, const std::function<bool()>& ended) const {

@@ -102,8 +102,17 @@ def run(build: Path, scenario: str, shape: str, folder: Path, **settings: str) -
     return [(process.returncode, path.read_text(errors="replace")) for process, path in zip(ranks, outputs, strict=True)]
 
 
-def require_good(results: list[tuple[int, str]]) -> None:
-    """Every rank has ended well."""
+LEAK_CHECK_FELL = "LeakSanitizer has encountered a fatal error"  # gcc 12's own fault, where a thread is just ending
+
+
+def require_good(build: Path, scenario: str, shape: str, folder: Path, **settings: str) -> None:
+    """Every rank of a job ends well. The job is run again where the check for leaks fell over itself."""
+    for attempt in range(3):
+        place = folder / str(attempt)
+        place.mkdir()
+        results = run(build, scenario, shape, place, **settings)
+        if not any(LEAK_CHECK_FELL in text for _, text in results):
+            break
     bad = [f"rank {rank} ended with {code}:\n{text[:6000]}" for rank, (code, text) in enumerate(results) if code != 0]
     assert not bad, "\n".join(bad)
 
@@ -117,11 +126,11 @@ CASES = [
 
 @pytest.mark.parametrize(("scenario", "shape"), CASES)
 def test_the_sanitizer_finds_nothing_where(scenario: str, shape: str, build: Path, tmp_path: Path) -> None:
-    require_good(run(build, scenario, shape, tmp_path))
+    require_good(build, scenario, shape, tmp_path)
 
 
 def test_the_sanitizer_finds_nothing_where_streams_cannot_wait_for_the_host(build: Path, tmp_path: Path) -> None:
-    require_good(run(build, "in_flight", TWO_VENDORS, tmp_path, FAKE_NO_WAIT_VALUE="1"))
+    require_good(build, "in_flight", TWO_VENDORS, tmp_path, FAKE_NO_WAIT_VALUE="1")
 
 
 def test_the_sanitizer_finds_a_planted_fault(build: Path, tmp_path: Path) -> None:
