@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .pool import Pool, SharedPool
+from .pool import Pool, SharedPool, shared_pool
 
 # Rank processes import the modules of the tests by name.
 ROOT = str(Path(__file__).parents[2])
@@ -28,9 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     """Rank processes that all tests share. Communicators that a test breaks must be its own (``fresh=True``)."""
-    pool = SharedPool(str(tmp_path_factory.mktemp("store")))
-    yield pool
-    pool.close()
+    with shared_pool(tmp_path_factory.mktemp("store")) as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ import itertools
 import multiprocessing as mp
 import os
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
+from unittest import mock
 
 from .shapes import Shape
 
@@ -195,6 +196,15 @@ class SharedPool:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+
+@contextmanager
+def shared_pool(directory: object, variables: Mapping[str, str] | None = None) -> Iterator[SharedPool]:
+    """A pool for the tests of a scope, whose ranks have these environment variables too."""
+    with mock.patch.dict(os.environ, variables or {}):
+        pool = SharedPool(str(directory))
+        yield pool
+        pool.close()
 
 
 def same(values: Sequence[Any]) -> bool:

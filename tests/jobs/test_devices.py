@@ -21,7 +21,7 @@ import polyccl.backends
 
 from .cases import Case, each_once, run_case, run_cases, sample
 from .marks import where_installed
-from .pool import Pool, SharedPool
+from .pool import Pool, SharedPool, shared_pool
 from .shapes import Shape
 
 pytestmark = [
@@ -47,12 +47,8 @@ def variables(stand_ins: dict[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def devices(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     """Ranks whose devices are stand-ins."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        pool = SharedPool(str(tmp_path_factory.mktemp("store")))
+    with shared_pool(tmp_path_factory.mktemp("store"), variables) as pool:
         yield pool
-        pool.close()
 
 
 @pytest.fixture

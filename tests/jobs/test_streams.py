@@ -16,7 +16,7 @@ import polyccl.backends
 from . import stream_ranks as ranks
 from .device_side import CannotCompile, compile_extension
 from .marks import where_installed
-from .pool import SharedPool
+from .pool import SharedPool, shared_pool
 from .shapes import Shape
 
 pytestmark = [
@@ -44,16 +44,6 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip(str(error))
 
 
-def start_pool(variables: dict[str, str], directory: Path) -> Iterator[SharedPool]:
-    """Ranks with these variables."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        pool = SharedPool(str(directory))
-        yield pool
-        pool.close()
-
-
 @pytest.fixture(scope="module", params=[True, False], ids=["streams-wait-for-the-host", "streams-cannot"])
 def waiting(request: pytest.FixtureRequest) -> bool:
     """Whether streams can wait for a word of host memory."""
@@ -64,7 +54,8 @@ def waiting(request: pytest.FixtureRequest) -> bool:
 def pool(waiting: bool, stand_ins: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     """Ranks whose devices are stand-ins."""
     variables = stand_ins | {"FAKE_DELAY_US": str(DELAY_US), "FAKE_GUARD": "1", "FAKE_NO_WAIT_VALUE": str(int(not waiting))}
-    yield from start_pool(variables, tmp_path_factory.mktemp("store"))
+    with shared_pool(tmp_path_factory.mktemp("store"), variables) as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-from tests.jobs.pool import SharedPool  # noqa: E402
+from tests.jobs.pool import SharedPool, shared_pool  # noqa: E402
 from tests.jobs.shapes import Shape  # noqa: E402
 
 from . import ranks as here  # noqa: E402
@@ -55,20 +55,15 @@ def _in_sample(item: pytest.Item) -> bool:
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     """Rank processes that all tests share."""
-    pool = SharedPool(str(tmp_path_factory.mktemp("store")))
-    yield pool
-    pool.close()
+    with shared_pool(tmp_path_factory.mktemp("store")) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")
 def device_pool(stand_ins: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     """The same, whose device libraries are stand-ins: these take tensors of the host for a device's."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in stand_ins.items():
-            patch.setenv(name, value)
-        pool = SharedPool(str(tmp_path_factory.mktemp("store")))
+    with shared_pool(tmp_path_factory.mktemp("store"), stand_ins) as pool:
         yield pool
-        pool.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.jobs.pool import SharedPool
+from tests.jobs.pool import SharedPool, shared_pool
 from tests.jobs.shapes import Shape
 
 from . import calls, switched, training
@@ -281,9 +281,8 @@ Switched = Callable[..., list[Any]]
 @pytest.fixture(scope="module")
 def own_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedPool]:
     """Ranks that never ran without the switch: torch caches names of groups by their mesh, and under the switch they are others."""
-    pool = SharedPool(str(tmp_path_factory.mktemp("store")))
-    yield pool
-    pool.close()
+    with shared_pool(tmp_path_factory.mktemp("store")) as pool:
+        yield pool
 
 
 @pytest.fixture

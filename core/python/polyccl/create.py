@@ -181,7 +181,7 @@ def split(
 def form(backend: str, device: str, name: str, options: CommOptions, store: Store, rank: int, size: int) -> Formed:
     """Meet the other ranks and build what this rank needs."""
     place = devices.parse(device)
-    library = find_library(_local_backend(backend, place, options))
+    library = find_library(local_backend(backend, place, options))
     opened = open_device(name, library, place)
     deadline = time.monotonic() + min(options.timeout, 1e9)
     roster = rendezvous.exchange(store, name, hello_of(backend, device, options, library, rank), size, deadline)
@@ -223,7 +223,7 @@ def open_device(name: str, library: Library, place: devices.DeviceName) -> _nati
     return opened
 
 
-def _local_backend(backend: str, place: devices.DeviceName, options: CommOptions) -> str:
+def local_backend(backend: str, place: devices.DeviceName, options: CommOptions) -> str:
     """The backend of this rank's island."""
     if backend not in (BRIDGE, AUTO):
         return backend

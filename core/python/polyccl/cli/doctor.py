@@ -112,7 +112,7 @@ def _library(rank: int, named: str) -> dict[str, Any]:
     options = make_options(None, None, None, False, None)
     device = named or _usual_device()
     place = devices.parse(device)
-    library = create.find_library(create._local_backend(create.AUTO, place, options))
+    library = create.find_library(create.local_backend(create.AUTO, place, options))
     found = {
         "device": device,
         "backend": library.name,
