@@ -1,6 +1,6 @@
-// The operations. Gloo's own algorithms where they are more than an exchange (trees and rings); exchanges of our own
-// where the best plan is one: small all_reduce, reduce and all_gather, all between two ranks, gather, scatter,
-// all_to_all.
+// The operations: Gloo's own algorithms (trees and rings), and where one exchange among all ranks is faster, small
+// all_reduce, reduce and all_gather, an exchange. What is no more than an exchange at any size (all_to_all, gather,
+// scatter, messages) is left to PolyCCL.
 #include "operations.h"
 
 #include <gloo/allgather.h>
@@ -13,13 +13,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
-
-#include "exchange.h"
 
 namespace polyccl_gloo {
 namespace {
@@ -35,8 +31,8 @@ using Sizes = std::vector<size_t>;
 struct Op {
   polyccl_op c{};
   size_t element = 1;
-  size_t block = 0;       // bytes of one block
-  Sizes blocks, outputs;  // the V kinds: bytes of each block; outputs for ALL_TO_ALL_V alone
+  size_t block = 0;  // bytes of one block
+  Sizes blocks;      // ALL_GATHER_V: bytes of each block
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
 };
@@ -44,20 +40,7 @@ struct Op {
 [[noreturn]] void refuse(polyccl_result result, const std::string& text) { throw Refusal(result, text); }
 
 bool reduces(uint32_t kind) { return kind == POLYCCL_KIND_ALL_REDUCE || kind == POLYCCL_KIND_REDUCE; }
-bool is_message(uint32_t kind) { return kind == POLYCCL_KIND_SEND || kind == POLYCCL_KIND_RECV; }
-bool has_peer(uint32_t kind) {
-  switch (kind) {
-    case POLYCCL_KIND_SEND:
-    case POLYCCL_KIND_RECV:
-    case POLYCCL_KIND_BROADCAST:
-    case POLYCCL_KIND_REDUCE:
-    case POLYCCL_KIND_SCATTER:
-    case POLYCCL_KIND_GATHER:
-      return true;
-    default:
-      return false;
-  }
-}
+bool has_root(uint32_t kind) { return kind == POLYCCL_KIND_BROADCAST || kind == POLYCCL_KIND_REDUCE; }
 
 size_t product(uint64_t a, uint64_t b) {
   size_t result = 0;
@@ -67,8 +50,8 @@ size_t product(uint64_t a, uint64_t b) {
 
 size_t total(const Sizes& sizes) { return std::accumulate(sizes.begin(), sizes.end(), size_t{0}); }
 
-Sizes bytes_of(const uint64_t* counts, size_t element, int size, const char* what) {
-  if (counts == nullptr) refuse(POLYCCL_ERROR_INVALID, std::string("this kind needs ") + what);
+Sizes bytes_of(const uint64_t* counts, size_t element, int size) {
+  if (counts == nullptr) refuse(POLYCCL_ERROR_INVALID, "this kind needs counts");
   Sizes bytes;
   size_t sum = 0;
   for (int i = 0; i < size; ++i) {
@@ -85,10 +68,6 @@ std::pair<size_t, size_t> extents(const Op& op, int rank, int size) {
   const auto ranks = static_cast<size_t>(size);
   const bool root = op.c.peer == rank;
   switch (op.c.kind) {
-    case POLYCCL_KIND_SEND:
-      return {op.block, 0};
-    case POLYCCL_KIND_RECV:
-      return {0, op.block};
     case POLYCCL_KIND_BROADCAST:
       return {root ? op.block : 0, root ? 0 : op.block};  // a root's output may be absent
     case POLYCCL_KIND_REDUCE:
@@ -97,14 +76,6 @@ std::pair<size_t, size_t> extents(const Op& op, int rank, int size) {
       return {op.block, product(ranks, op.block)};
     case POLYCCL_KIND_ALL_GATHER_V:
       return {op.blocks[static_cast<size_t>(rank)], total(op.blocks)};
-    case POLYCCL_KIND_ALL_TO_ALL:
-      return {product(ranks, op.block), product(ranks, op.block)};
-    case POLYCCL_KIND_ALL_TO_ALL_V:
-      return {total(op.blocks), total(op.outputs)};
-    case POLYCCL_KIND_SCATTER:
-      return {root ? product(ranks, op.block) : 0, op.block};
-    case POLYCCL_KIND_GATHER:
-      return {op.block, root ? product(ranks, op.block) : 0};
     case POLYCCL_KIND_BARRIER:
       return {0, 0};
     default:
@@ -123,17 +94,13 @@ Op parse(const polyccl_op& given, const polyccl_host* host, int rank, int size) 
                                           std::to_string(op.c.dtype) + ", reduction " + std::to_string(op.c.reduction) +
                                           " and memory " + std::to_string(op.c.memory) + " is not native to Gloo");
   }
-  if (has_peer(op.c.kind) && (op.c.peer < 0 || op.c.peer >= size)) {
+  if (has_root(op.c.kind) && (op.c.peer < 0 || op.c.peer >= size)) {
     refuse(POLYCCL_ERROR_INVALID,
            "rank " + std::to_string(op.c.peer) + " is not among the " + std::to_string(size) + " ranks");
   }
   if (op.c.kind != POLYCCL_KIND_BARRIER) op.element = polyccl_dtype_size(op.c.dtype);
   op.block = op.c.kind == POLYCCL_KIND_BARRIER ? 0 : product(op.c.count, op.element);
-  if (op.c.kind == POLYCCL_KIND_ALL_GATHER_V || op.c.kind == POLYCCL_KIND_ALL_TO_ALL_V) {
-    op.blocks = bytes_of(op.c.counts, op.element, size, "counts");
-  }
-  if (op.c.kind == POLYCCL_KIND_ALL_TO_ALL_V)
-    op.outputs = bytes_of(op.c.output_counts, op.element, size, "output counts");
+  if (op.c.kind == POLYCCL_KIND_ALL_GATHER_V) op.blocks = bytes_of(op.c.counts, op.element, size);
   op.input = static_cast<const std::byte*>(op.c.input);
   op.output = static_cast<std::byte*>(op.c.output);
   const auto [read, written] = extents(op, rank, size);
@@ -146,9 +113,55 @@ void copy_bytes(std::byte* output, const std::byte* input, size_t bytes) {
   if (bytes != 0 && output != input) std::memmove(output, input, bytes);
 }
 
+// What must be alike on all ranks, as one number (FNV-1a); never 0.
+uint64_t fingerprint(const Op& op) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&hash](uint64_t word) {
+    for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ ((word >> shift) & 0xff)) * 0x100000001b3;
+  };
+  add(op.c.kind);
+  add(op.c.dtype);
+  add(op.block);
+  for (const size_t block : op.blocks) add(block);
+  if (reduces(op.c.kind)) add(op.c.reduction);
+  if (has_root(op.c.kind)) add(static_cast<uint64_t>(op.c.peer));
+  return hash | 1;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Collectives
 // ---------------------------------------------------------------------------------------------------------------------
+
+// Messages that run together.
+class Exchange {
+ public:
+  explicit Exchange(Transport& transport) : transport_(transport) {}
+
+  void send(int peer, const void* data, size_t bytes) { sends_.push_back({peer, const_cast<void*>(data), bytes}); }
+  void receive(int peer, void* data, size_t bytes) { receives_.push_back({peer, data, bytes}); }
+
+  // Return when everything has arrived and been sent. Receives are posted first: a message finds its place waiting.
+  void run() {
+    std::vector<Transport::Message> messages;
+    for (const Part& part : receives_) {
+      messages.push_back(transport_.receive(part.peer, kSlot, part.data, part.bytes));
+    }
+    for (const Part& part : sends_) messages.push_back(transport_.send(part.peer, kSlot, part.data, part.bytes));
+    std::vector<polyccl_message*> all;
+    for (const Transport::Message& message : messages) all.push_back(message.get());
+    transport_.wait(all);
+  }
+
+ private:
+  static constexpr uint32_t kSlot = 0;  // Gloo's own begin at 1 << 24
+  struct Part {
+    int peer;
+    void* data;
+    size_t bytes;
+  };
+  Transport& transport_;
+  std::vector<Part> receives_, sends_;
+};
 
 class Collective {
  public:
@@ -171,14 +184,6 @@ class Collective {
         return all_gather(Sizes(size_, op_.block));
       case POLYCCL_KIND_ALL_GATHER_V:
         return all_gather(op_.blocks);
-      case POLYCCL_KIND_ALL_TO_ALL:
-        return all_to_all(Sizes(size_, op_.block), Sizes(size_, op_.block));
-      case POLYCCL_KIND_ALL_TO_ALL_V:
-        return all_to_all(op_.blocks, op_.outputs);
-      case POLYCCL_KIND_SCATTER:
-        return scatter();
-      case POLYCCL_KIND_GATHER:
-        return gather();
       default:
         return barrier();
     }
@@ -196,9 +201,6 @@ class Collective {
   void reduce();
   void exchange_reduce();
   void all_gather(const Sizes& blocks);
-  void all_to_all(const Sizes& to, const Sizes& from);
-  void scatter();
-  void gather();
   void barrier();
 
   // output = the `blocks` of all ranks combined in rank order, the first two first.
@@ -256,7 +258,6 @@ void Collective::broadcast() {
   options.setOutput(output, op_.block);
   if (at_root() && output != op_.input) options.setInput(const_cast<std::byte*>(op_.input), op_.block);
   options.setRoot(op_.c.peer);
-  options.setTag(comm_.next_tag());
   gloo::broadcast(options);
 }
 
@@ -277,7 +278,6 @@ void Collective::ring_all_reduce() {
     }
   });
   options.setReduceFunction(function());
-  options.setTag(comm_.next_tag());
   gloo::allreduce(options);
 }
 
@@ -286,14 +286,13 @@ void Collective::exchange_all_reduce() {
   const size_t bytes = op_.block;
   std::byte* scratch = comm_.scratch(bytes * (size_ + 1));
   std::byte* result = scratch + bytes * size_;
-  const uint64_t slot = exchange_slot(comm_.next_tag());
-  Exchange exchange(comm_);
+  Exchange exchange(comm_.transport());
   std::vector<const std::byte*> blocks;
   for (size_t i = 0; i < size_; ++i) {
     blocks.push_back(i == rank_ ? op_.input : scratch + bytes * i);
     if (i == rank_) continue;
-    exchange.receive(static_cast<int>(i), slot, scratch + bytes * i, bytes);
-    exchange.send(static_cast<int>(i), slot, op_.input, bytes);
+    exchange.receive(static_cast<int>(i), scratch + bytes * i, bytes);
+    exchange.send(static_cast<int>(i), op_.input, bytes);
   }
   exchange.run();
   combine(result, blocks);
@@ -319,17 +318,15 @@ void Collective::reduce() {
     });
     options.setReduceFunction(function());
     options.setRoot(op_.c.peer);
-    options.setTag(comm_.next_tag());
     gloo::reduce(options);
   }
 }
 
 void Collective::exchange_reduce() {
   const size_t bytes = op_.block;
-  const uint64_t slot = exchange_slot(comm_.next_tag());
-  Exchange exchange(comm_);
+  Exchange exchange(comm_.transport());
   if (!at_root()) {
-    exchange.send(op_.c.peer, slot, op_.input, bytes);
+    exchange.send(op_.c.peer, op_.input, bytes);
     return exchange.run();
   }
   std::byte* scratch = comm_.scratch(bytes * (size_ + 1));
@@ -337,7 +334,7 @@ void Collective::exchange_reduce() {
   std::vector<const std::byte*> blocks;
   for (size_t i = 0; i < size_; ++i) {
     blocks.push_back(i == rank_ ? op_.input : scratch + bytes * i);
-    if (i != rank_) exchange.receive(static_cast<int>(i), slot, scratch + bytes * i, bytes);
+    if (i != rank_) exchange.receive(static_cast<int>(i), scratch + bytes * i, bytes);
   }
   exchange.run();
   combine(result, blocks);
@@ -352,12 +349,11 @@ void Collective::all_gather(const Sizes& blocks) {
   std::byte* own = op_.output + offsets[rank_];
   if (size_ == 2 || fits_exchange(*std::max_element(blocks.begin(), blocks.end()))) {
     copy_bytes(own, op_.input, blocks[rank_]);
-    const uint64_t slot = exchange_slot(comm_.next_tag());
-    Exchange exchange(comm_);
+    Exchange exchange(comm_.transport());
     for (size_t i = 0; i < size_; ++i) {
       if (i == rank_) continue;
-      exchange.receive(static_cast<int>(i), slot, op_.output + offsets[i], blocks[i]);
-      exchange.send(static_cast<int>(i), slot, own, blocks[rank_]);
+      exchange.receive(static_cast<int>(i), op_.output + offsets[i], blocks[i]);
+      exchange.send(static_cast<int>(i), own, blocks[rank_]);
     }
     return exchange.run();
   }
@@ -365,112 +361,17 @@ void Collective::all_gather(const Sizes& blocks) {
   if (op_.c.kind == POLYCCL_KIND_ALL_GATHER) {
     gloo::AllgatherOptions options(comm_.context());
     options.setOutput(op_.output, sum);
-    options.setTag(comm_.next_tag());
     return gloo::allgather(options);
   }
   gloo::AllgathervOptions options(comm_.context());
   options.setOutput(op_.output, blocks);
-  options.setTag(comm_.next_tag());
   gloo::allgatherv(options);
-}
-
-void Collective::all_to_all(const Sizes& to, const Sizes& from) {
-  const std::byte* input = op_.input;
-  std::vector<std::byte> kept;
-  if (input == op_.output && input != nullptr) {  // in place: what arrives must not overwrite what is still to be sent
-    kept.assign(input, input + total(to));
-    input = kept.data();
-  }
-  const uint64_t slot = exchange_slot(comm_.next_tag());
-  Exchange exchange(comm_);
-  size_t sent = 0, received = 0;
-  for (size_t i = 0; i < size_; ++i) {
-    if (i == rank_) {
-      copy_bytes(op_.output + received, input + sent, std::min(to[i], from[i]));
-    } else {
-      exchange.receive(static_cast<int>(i), slot, op_.output + received, from[i]);
-      exchange.send(static_cast<int>(i), slot, input + sent, to[i]);
-    }
-    sent += to[i];
-    received += from[i];
-  }
-  exchange.run();
-}
-
-void Collective::scatter() {
-  const uint64_t slot = exchange_slot(comm_.next_tag());
-  Exchange exchange(comm_);
-  if (!at_root()) {
-    exchange.receive(op_.c.peer, slot, op_.output, op_.block);
-    return exchange.run();
-  }
-  for (size_t i = 0; i < size_; ++i) {
-    if (i != rank_) exchange.send(static_cast<int>(i), slot, op_.input + i * op_.block, op_.block);
-  }
-  exchange.run();
-  copy_bytes(op_.output, op_.input + rank_ * op_.block, op_.block);  // last: in place it overwrites block 0
-}
-
-void Collective::gather() {
-  const uint64_t slot = exchange_slot(comm_.next_tag());
-  Exchange exchange(comm_);
-  if (!at_root()) {
-    exchange.send(op_.c.peer, slot, op_.input, op_.block);
-    return exchange.run();
-  }
-  copy_bytes(op_.output + rank_ * op_.block, op_.input,
-             op_.block);  // first: in place block 0 is overwritten by rank 0's
-  for (size_t i = 0; i < size_; ++i) {
-    if (i != rank_) exchange.receive(static_cast<int>(i), slot, op_.output + i * op_.block, op_.block);
-  }
-  exchange.run();
 }
 
 void Collective::barrier() {
   if (size_ == 1) return;
   gloo::BarrierOptions options(comm_.context());
-  options.setTag(comm_.next_tag());
   gloo::barrier(options);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Point to point
-// ---------------------------------------------------------------------------------------------------------------------
-
-// Messages of a rank to itself: the i-th send is the i-th receive.
-void copy_own_messages(const std::vector<Op>& ops, int rank) {
-  std::vector<const Op*> sends, receives;
-  for (const Op& op : ops) {
-    if (op.c.peer == rank) (op.c.kind == POLYCCL_KIND_SEND ? sends : receives).push_back(&op);
-  }
-  if (sends.size() != receives.size()) {
-    refuse(POLYCCL_ERROR_INVALID,
-           "a message of rank " + std::to_string(rank) + " to itself must be sent and received in one group");
-  }
-  for (size_t i = 0; i < sends.size(); ++i) {
-    if (sends[i]->block != receives[i]->block) {
-      refuse(POLYCCL_ERROR_INVALID, "rank " + std::to_string(rank) + " sends itself " +
-                                        std::to_string(sends[i]->block) + " bytes and receives " +
-                                        std::to_string(receives[i]->block));
-    }
-  }
-  for (size_t i = 0; i < sends.size(); ++i) copy_bytes(receives[i]->output, sends[i]->input, sends[i]->block);
-}
-
-void run_messages(Comm& comm, const std::vector<Op>& ops) {
-  copy_own_messages(ops, comm.rank());
-  if (comm.size() == 1) return;
-  Exchange exchange(comm);
-  for (const Op& op : ops) {
-    if (op.c.peer == comm.rank()) continue;
-    const uint64_t pieces = Exchange::pieces(op.block);
-    if (op.c.kind == POLYCCL_KIND_SEND) {
-      exchange.send(op.c.peer, message_slot(comm.next_send(op.c.peer, pieces)), op.input, op.block);
-    } else {
-      exchange.receive(op.c.peer, message_slot(comm.next_receive(op.c.peer, pieces)), op.output, op.block);
-    }
-  }
-  exchange.run();
 }
 
 }  // namespace
@@ -487,31 +388,20 @@ uint32_t supports(const polyccl_host* host, uint32_t kind, uint32_t dtype, uint3
     return kind == POLYCCL_KIND_ALL_REDUCE ? POLYCCL_CAN | POLYCCL_CAN_EQUAL_BITS : POLYCCL_CAN;
   }
   switch (kind) {
-    case POLYCCL_KIND_SEND:
-    case POLYCCL_KIND_RECV:
-      return POLYCCL_CAN | POLYCCL_CAN_GROUP;
     case POLYCCL_KIND_BROADCAST:
     case POLYCCL_KIND_ALL_GATHER:
     case POLYCCL_KIND_ALL_GATHER_V:
       return POLYCCL_CAN | POLYCCL_CAN_EQUAL_BITS;
-    case POLYCCL_KIND_ALL_TO_ALL:
-    case POLYCCL_KIND_ALL_TO_ALL_V:
-    case POLYCCL_KIND_SCATTER:
-    case POLYCCL_KIND_GATHER:
-      return POLYCCL_CAN;
     default:
       return 0;
   }
 }
 
 void run_operations(Comm& comm, const polyccl_host* host, const polyccl_op* const* ops, uint32_t n) {
-  std::vector<Op> parsed;
-  parsed.reserve(n);
-  for (uint32_t i = 0; i < n; ++i) parsed.push_back(parse(*ops[i], host, comm.rank(), comm.size()));
-  const bool messages = std::all_of(parsed.begin(), parsed.end(), [](const Op& op) { return is_message(op.c.kind); });
-  if (messages) return run_messages(comm, parsed);
-  if (n != 1) refuse(POLYCCL_ERROR_UNSUPPORTED, "only sends and receives can be issued as one group");
-  Collective(comm, host, parsed.front()).run();
+  if (n != 1) refuse(POLYCCL_ERROR_UNSUPPORTED, "operations cannot be issued as one group");
+  const Op op = parse(*ops[0], host, comm.rank(), comm.size());
+  if (comm.size() > 1) comm.transport().begin(fingerprint(op), op.c.deadline);
+  Collective(comm, host, op).run();
 }
 
 }  // namespace polyccl_gloo

@@ -74,12 +74,11 @@ polyccl_result library(char* version_text, uint64_t version_size, char* file, ui
   });
 }
 
-// What must be alike for two ranks' Gloo to talk: it has kept its number through changes of how ranks connect.
+// What must be alike for two ranks' Gloo to run the same algorithms.
 polyccl_result compatibility(int32_t, char* key, uint64_t size) {
   return guarded([&] {
     const char* bytes = std::endian::native == std::endian::little ? "little" : "big";
-    const char* handshake = POLYCCL_GLOO_CONNECTS_INSIDE != 0 ? "rank-info" : "address-list";
-    return put("gloo " + version() + " tcp " + handshake + " " + bytes + "-endian", key, size);
+    return put("gloo " + version() + " " + bytes + "-endian", key, size);
   });
 }
 
@@ -108,12 +107,7 @@ polyccl_result issue(polyccl_comm* comm, const polyccl_op* const* ops, uint32_t 
   return guarded([&] {
     if (request != nullptr) *request = nullptr;
     if (n == 0) return polyccl_result{POLYCCL_OK};
-    int64_t deadline = 0;  // of a group: the first of its operations'
-    for (uint32_t i = 0; i < n; ++i) {
-      const int64_t one = POLYCCL_HAS(ops[i], deadline) ? ops[i]->deadline : 0;
-      if (one != 0 && (deadline == 0 || one < deadline)) deadline = one;
-    }
-    return comm->impl.run(deadline, [&] { run_operations(comm->impl, the_host, ops, n); });
+    return comm->impl.run([&] { run_operations(comm->impl, the_host, ops, n); });
   });
 }
 
@@ -151,7 +145,7 @@ void last_error(polyccl_comm* comm, char* text, uint64_t size) {
 const polyccl_backend table = {
     .struct_size = sizeof(polyccl_backend),
     .abi = POLYCCL_ABI,
-    .flags = POLYCCL_FLAG_CONCURRENT_COMMS | POLYCCL_FLAG_SIZES_FATAL,
+    .flags = POLYCCL_FLAG_CONCURRENT_COMMS | POLYCCL_FLAG_TRANSPORT,
     .reserved = 0,
     .name = "gloo",
     .library = library,

@@ -93,10 +93,13 @@ void Agreement::as_head(Scope scope, Exchange& exchange) {
   table_.assign(ranks.size(), mine_);
   for (size_t i = 1; i < ranks.size(); ++i) exchange.recv(ranks[i], kToHead, &table_[i], sizeof(Fingerprint));
   exchange.wait();
-  const bool uniform = std::all_of(table_.begin(), table_.end(), [this](const auto& f) { return f == mine_; });
+  const bool uniform = std::all_of(table_.begin(), table_.end(), [this](const auto& f) { return f.goes_with(mine_); });
   differs_ = uniform && mine_.refused == 0 ? 0 : 1;
+  uint64_t balance = 0;
+  for (const Fingerprint& f : table_) balance += f.balance;
   const bool among_islands = scope == Scope::kAll && islands_.size() > 1;
-  if (among_islands) compare_islands(exchange);
+  if (among_islands) balance = compare_islands(balance, exchange);
+  if (scope == Scope::kAll && balance != 0) differs_ = 1;
   whole_ = table_;
   if (differs_ != 0 && scope == Scope::kAll) gather_tables(exchange);
   for (size_t i = 1; i < ranks.size(); ++i) {
@@ -107,16 +110,22 @@ void Agreement::as_head(Scope scope, Exchange& exchange) {
   if (differs_ != 0) throw Error(Code::kMismatch, difference(whole_));
 }
 
-// Heads tell one another what their islands call.
-void Agreement::compare_islands(Exchange& exchange) {
+// Heads tell one another what their islands call. Returns the balance of all.
+uint64_t Agreement::compare_islands(uint64_t balance, Exchange& exchange) {
   summaries_.assign(islands_.size(), Summary{mine_, differs_ == 0});
+  summaries_[island_].first.balance = balance;
   for (size_t i = 0; i < islands_.size(); ++i) {
     if (i == island_) continue;
     exchange.recv(islands_[i].front(), kSummaries, &summaries_[i], sizeof(Summary));
     exchange.send(islands_[i].front(), kSummaries, &summaries_[island_], sizeof(Summary));
   }
   exchange.wait();
-  for (const Summary& s : summaries_) differs_ |= s.uniform == 0 || !(s.first == mine_) ? 1 : 0;
+  balance = 0;
+  for (const Summary& s : summaries_) {
+    differs_ |= s.uniform == 0 || !s.first.goes_with(mine_) ? 1 : 0;
+    balance += s.first.balance;
+  }
+  return balance;
 }
 
 // Somewhere ranks differ: heads collect what every rank calls.
@@ -174,7 +183,10 @@ std::string Agreement::difference(const Table& table) const {
   compare("the form",
           [](const Fingerprint& f) { return std::string(f.native != 0 ? "one tensor" : "a list of tensors"); });
   compare("root", [](const Fingerprint& f) { return std::to_string(f.root); });
-  return text;
+  if (!text.empty()) return text;
+  return "the counts of an all_to_all_v differ: some rank sends another more or less than that one is to receive. What "
+         "rank "
+         "a sends to rank b must be what rank b receives from rank a";
 }
 
 }  // namespace polyccl

@@ -28,14 +28,14 @@ class Agreement {
  private:
   using Table = std::vector<Fingerprint>;
   struct Summary {
-    Fingerprint first;
+    Fingerprint first;  // its balance is that of the whole island
     uint64_t uniform = 1;
   };
   struct Exchange;
 
   void as_member(Scope scope, Exchange& exchange);
   void as_head(Scope scope, Exchange& exchange);
-  void compare_islands(Exchange& exchange);
+  uint64_t compare_islands(uint64_t balance, Exchange& exchange);
   void gather_tables(Exchange& exchange);
   std::string difference(const Table& table) const;
   std::string ranks_text(const std::vector<int>& ranks) const;

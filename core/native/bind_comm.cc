@@ -15,6 +15,7 @@
 #include "arguments.h"
 #include "bindings.h"
 #include "communicator.h"
+#include "transport.h"
 
 namespace polyccl {
 
@@ -193,9 +194,24 @@ class PythonStore : public BootstrapStore {
   nb::handle store_;
 };
 
+ProcessId parse_process(const std::string& hex) {
+  if (hex.size() != 32) throw Error(Code::kInvalidArgument, "'" + hex + "' is no process id");
+  return {std::stoull(hex.substr(0, 16), nullptr, 16), std::stoull(hex.substr(16), nullptr, 16)};
+}
+
+using Member = std::tuple<std::string, std::string, uint16_t>;  // process, host, port
+
+std::vector<LinkAddress> addresses_of(const std::vector<Member>& members) {
+  std::vector<LinkAddress> addresses;
+  for (const auto& [process, host, port] : members) addresses.push_back({parse_process(process), host, port});
+  return addresses;
+}
+
 std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int size, int device,
                                                  const std::string& name, const std::string& interface,
-                                                 const std::string& address, nb::object store, double timeout) {
+                                                 const std::string& address, nb::object store, double timeout,
+                                                 uint64_t group, const std::vector<Member>& members,
+                                                 std::vector<std::string> descriptions, const std::string& token) {
   PythonStore python_store(store);
   CommConfig config;
   config.rank = rank;
@@ -205,6 +221,10 @@ std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int
   config.interface = interface;
   config.address = address;
   config.deadline = deadline_in(timeout);
+  if (backend.has(POLYCCL_FLAG_TRANSPORT) && size > 1) {
+    config.transport = lend_link(
+        Link::instance().create_group(group, rank, addresses_of(members), std::move(descriptions), token), group);
+  }
   try {
     nb::gil_scoped_release release;
     return std::make_shared<BackendComm>(backend, config, python_store, signalled);
@@ -214,11 +234,6 @@ std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int
   }
 }
 
-ProcessId parse_process(const std::string& hex) {
-  if (hex.size() != 32) throw Error(Code::kInvalidArgument, "'" + hex + "' is no process id");
-  return {std::stoull(hex.substr(0, 16), nullptr, 16), std::stoull(hex.substr(16), nullptr, 16)};
-}
-
 std::tuple<std::string, std::string, int> link_address() {
   const LinkAddress address = Link::instance().address();
   char hex[33];
@@ -226,8 +241,6 @@ std::tuple<std::string, std::string, int> link_address() {
                 static_cast<unsigned long long>(address.process.lo));
   return {hex, address.host, address.port};
 }
-
-using Member = std::tuple<std::string, std::string, uint16_t>;  // process, host, port
 
 std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank, const std::vector<Member>& members,
                                      std::vector<std::string> descriptions, std::vector<std::vector<int>> islands,
@@ -240,7 +253,7 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
   config.name = std::move(name);
   config.group = group;
   config.rank = rank;
-  for (const auto& [process, host, port] : members) config.members.push_back({parse_process(process), host, port});
+  config.members = addresses_of(members);
   config.descriptions = std::move(descriptions);
   config.islands = std::move(islands);
   config.token = std::move(token);
@@ -388,9 +401,10 @@ void bind_comm(nb::module_& m) {
       nb::call_guard<nb::gil_scoped_release>(),
       "Wait until the threads of devices hold no object of Python's any more; False where they still do.");
   m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "device"_a, "name"_a,
-        "interface"_a, "address"_a, "store"_a, "timeout"_a,
+        "interface"_a, "address"_a, "store"_a, "timeout"_a, "group"_a, "members"_a, "descriptions"_a, "token"_a,
         "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` "
-        "seconds.");
+        "seconds. The last four are those of create_communicator, for a library whose messages the link carries; its "
+        "group is none other's.");
 
   nb::class_<Communicator>(m, "Communicator", "What polyccl.Comm wraps: all ranks, islands and members are given.")
       .def("issue", &issue, "kind"_a, "input"_a.none(), "output"_a.none(), "reduction"_a, "factor"_a.none(), "peer"_a,

@@ -22,6 +22,7 @@
 #include "link/interface.h"
 #include "link/link.h"
 #include "link/sha256.h"
+#include "transport.h"
 
 namespace nb = nanobind;
 
@@ -100,7 +101,14 @@ class GroupView {
     return error ? std::optional(to_tuple(*error)) : std::nullopt;
   }
   void connect(const std::vector<int>& peers) { open().connect(peers); }
-  void close() { group_.reset(); }
+  void close() {
+    lent_.reset();
+    group_.reset();
+  }
+  uintptr_t lend() {
+    if (!lent_) lent_ = lend_link(group_, id_);
+    return reinterpret_cast<uintptr_t>(lent_.get());
+  }
   std::vector<std::string> late_mismatches() {
     const std::lock_guard lock(late_->mutex);
     return late_->texts;
@@ -133,6 +141,7 @@ class GroupView {
   std::vector<std::pair<std::shared_ptr<LinkRequest>, std::unique_ptr<Buffer>>> held_;
   std::shared_ptr<Late> late_ = std::make_shared<Late>();
   std::shared_ptr<LinkGroup> group_;  // ends before the buffers are released
+  std::shared_ptr<const polyccl_transport> lent_;
 };
 
 AddressTuple address() {
@@ -223,6 +232,8 @@ void bind_link(nb::module_& module) {
       .def("failure", &GroupView::failure)
       .def("connect", &GroupView::connect, nb::arg("peers"))
       .def("close", &GroupView::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("lend", &GroupView::lend,
+           "The address of a polyccl_transport over this group, for driving a plugin; valid until close().")
       .def("late_mismatches", &GroupView::late_mismatches);
   m.def("address", &address, "This process on the link: (id, id, numeric host, port). Starts the link.");
   m.def(

@@ -47,7 +47,7 @@ Communicator::Communicator(CommunicatorConfig config)
   agreement_ = std::make_unique<Agreement>(*group_, config_.group, config_.rank, config_.islands, config_.descriptions);
   if (config_.device) library_stream_ = config_.device->stream();
   executor_ = std::make_unique<Executor>(static_cast<Legs&>(*this), *group_, config_.device.get(), config_.group,
-                                         size(), config_.window, trace_);
+                                         config_.rank, size(), config_.window, trace_);
   // The link may not be blocked, and ending a library's calls may take a while. Once is enough: whatever failed first,
   // fail() ends everything.
   const auto fail_apart = [this](const Error& error) {
@@ -223,6 +223,7 @@ void Communicator::agree(const Call& call, Agreement::Scope scope, const Interru
   try {
     Fingerprint mine = Fingerprint::of(call);
     mine.native = runs_native(call) ? 1 : 0;
+    if (scope == Agreement::Scope::kAll) mine.balance = balance_of(call, rank());
     agreement_->agree(mine, scope, call.deadline, interrupted);
   } catch (const InterruptedWait&) {
     throw;
@@ -323,24 +324,28 @@ std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& kee
   // A library's calls block in ways that no signal interrupts: the operation runs in a lane, whole.
   auto inner = std::make_shared<Execution>(*e);
   inner->plan = std::move(plan);
-  run_whole(*e, [this, inner, scope, ready = std::move(ready)] {
+  const auto before = [this, inner, scope, ready = std::move(ready)] {
     if (ready) ready();
     if (scope) agree(inner->call, *scope, {});
-    inner->plan ? executor_->run(inner, {}) : run_native(inner->call);
-  });
+  };
+  run_whole(*e, before, [this, inner] { inner->plan ? executor_->run(inner, {}) : run_native(inner->call); });
   return start(e, async, false, keep, interrupted);
 }
 
-// Make the operation one piece of work in lane pre.
-void Communicator::run_whole(Execution& e, std::function<void()> work) {
+// Make the operation one piece of work in lane pre. Ranks that differ find it out in `before`, and the communicator stays
+// usable; in `work` data has been sent, and every error breaks the communicator.
+void Communicator::run_whole(Execution& e, std::function<void()> before, std::function<void()> work) {
   ++library_calls_;
-  e.prepare = [this, work = std::move(work)] {
+  e.prepare = [this, before = std::move(before), work = std::move(work)] {
+    bool begun = false;
     try {
+      before();
+      begun = true;
       work();
     } catch (...) {
       --library_calls_;
       const Error error = current_error();
-      if (error.code() == Code::kMismatch && !failure()) throw error;  // a difference leaves the communicator usable
+      if (error.code() == Code::kMismatch && !begun && !failure()) throw error;
       const Error failed = fail(error);
       settle();
       throw failed;
@@ -522,17 +527,17 @@ void Communicator::run_leg(Call call, const Interrupted& interrupted) {
   executor_->run(e, interrupted);
 }
 
-void Communicator::exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint,
-                            Deadline deadline, const Interrupted& interrupted) {
-  if (config_.native) return run_messages(messages, dtype, fingerprint, deadline, interrupted);
+void Communicator::exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
+                            const Interrupted& interrupted) {
+  if (config_.native) return run_messages(messages, dtype, deadline, interrupted);
   auto inside = messages;
   for (Message& m : inside) m.peer = island_rank_[static_cast<size_t>(m.peer)];
-  config_.island[lane == Lane::kPost ? 1 : 0]->run_messages(inside, dtype, fingerprint, deadline, interrupted);
+  config_.island[lane == Lane::kPost ? 1 : 0]->run_messages(inside, dtype, deadline, interrupted);
 }
 
 // A fused group of messages among the ranks of this communicator: by its library, else over the link.
-void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint,
-                                Deadline deadline, const Interrupted& interrupted) {
+void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
+                                const Interrupted& interrupted) {
   std::vector<Call> calls;
   for (const Message& m : messages) {
     Call call;
@@ -550,8 +555,8 @@ void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtyp
       const Message& m = messages[i];
       const bool up = m.sends ? m.peer > rank() : m.peer < rank();
       e->tags[i].channel = up ? kLegUpChannel : kLegDownChannel;
+      e->fingerprints.push_back(m.fingerprint);
     }
-    e->fingerprint = fingerprint;
     return executor_->run_messages(e, interrupted);
   }
   std::vector<polyccl_op> ops;

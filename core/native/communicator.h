@@ -116,7 +116,7 @@ class Communicator : private Legs {
 
  private:
   void local(Lane lane, const Call& call, const Interrupted& interrupted) override;
-  void exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint, Deadline deadline,
+  void exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
                 const Interrupted& interrupted) override;
   bool native_messages(Dtype dtype) const override;
   Error fail(const Error& error) override;
@@ -148,10 +148,10 @@ class Communicator : private Legs {
                                                const Interrupted& interrupted);
   std::shared_ptr<void> stage_messages(std::vector<Call>& calls);
   void await_staged(void* reached, Deadline deadline, const Interrupted& interrupted);
-  void run_whole(Execution& e, std::function<void()> work);
+  void run_whole(Execution& e, std::function<void()> before, std::function<void()> work);
   uint32_t memory_kind() const { return config_.device ? POLYCCL_MEMORY_DEVICE : POLYCCL_MEMORY_HOST; }
   polyccl_op library_op(const Call& call) const;
-  void run_messages(const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint, Deadline deadline,
+  void run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
                     const Interrupted& interrupted);
   bool runs_native(const Call& call) const;
   bool library_below() const;  // whether operations call a vendor's library, which the caller's thread must not wait in

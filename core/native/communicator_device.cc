@@ -166,10 +166,10 @@ std::shared_ptr<Work> Communicator::issue_library_messages(const std::vector<Cal
   auto e = std::make_shared<Execution>();
   e->call = calls[0];
   auto held = std::make_shared<std::vector<Call>>(calls);
-  run_whole(*e, [this, ops = std::move(ops), held, ready = users_stream_reached(calls[0])] {
+  const auto before = [ready = users_stream_reached(calls[0])] {
     if (ready) ready();
-    run_library(ops, "messages");
-  });
+  };
+  run_whole(*e, before, [this, ops = std::move(ops), held] { run_library(ops, "messages"); });
   return start(e, async, false, keep, interrupted);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "executor.h"
+#include "fingerprint.h"
 #include "pieces.h"
 
 namespace polyccl {
@@ -160,8 +161,11 @@ class Executor::CrossLane {
     const Tag tag = e.tags.empty() ? Tag{executor_.tag_group_, e.sequence, it->index, step.ordinal, kPlanChannel}
                                    : e.tags[position];
     const int64_t begin = executor_.trace_.on() ? now_ns() : 0;
-    auto request = sends ? executor_.group_.send(step.peer, tag, piece.memory, bytes, e.fingerprint)
-                         : executor_.group_.recv(step.peer, tag, piece.memory, bytes, e.fingerprint);
+    const uint64_t fingerprint = e.tags.empty() ? pair_fingerprint(e.fingerprint, e.call, executor_.rank_, step.peer)
+                                 : e.fingerprints.empty() ? 0
+                                                          : e.fingerprints[position];
+    auto request = sends ? executor_.group_.send(step.peer, tag, piece.memory, bytes, fingerprint)
+                         : executor_.group_.recv(step.peer, tag, piece.memory, bytes, fingerprint);
     if (sends) executor_.legs_.sent(step.peer, bytes);
     flights_.push_back({it, position, std::move(request), bytes, begin});
     return flights_.back().request->done();

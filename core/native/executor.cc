@@ -93,9 +93,16 @@ bool Iteration::ready(const Step& step) const {
                      [this](uint32_t d) { return done[d].load(std::memory_order_acquire); });
 }
 
-Executor::Executor(Legs& legs, LinkGroup& group, const Device* device, uint64_t tag_group, int size, int window,
-                   Trace& trace)
-    : legs_(legs), group_(group), device_(device), tag_group_(tag_group), size_(size), window_(window), trace_(trace) {
+Executor::Executor(Legs& legs, LinkGroup& group, const Device* device, uint64_t tag_group, int rank, int size,
+                   int window, Trace& trace)
+    : legs_(legs),
+      group_(group),
+      device_(device),
+      tag_group_(tag_group),
+      rank_(rank),
+      size_(size),
+      window_(window),
+      trace_(trace) {
   slots_.resize(static_cast<size_t>(window));
   for (int i = window; i-- > 0;) free_slots_.push_back(i);
 }
@@ -237,17 +244,17 @@ uint64_t Executor::run_copies(Iteration& it, const Step& step, Lane lane) {
 }
 
 void Executor::run_group(Iteration& it, Lane lane, const std::vector<uint32_t>& steps) {
+  const Execution& e = *it.execution;
   std::vector<Message> messages;
   for (uint32_t position : steps) {
     const Step& step = it.section->steps[position];
     const bool sends = step.verb == Verb::kSend;
     const Piece piece = resolve(it, sends ? step.src[0] : step.dst[0]);
-    if (piece.count != 0) messages.push_back({sends, step.peer, piece.memory, piece.count});
+    if (piece.count == 0) continue;
+    const uint64_t fingerprint = pair_fingerprint(e.fingerprint, e.call, rank_, step.peer);
+    messages.push_back({sends, step.peer, piece.memory, piece.count, fingerprint});
   }
-  const Execution& e = *it.execution;
-  if (!messages.empty()) {
-    legs_.exchange(lane, messages, e.call.dtype, e.fingerprint, e.call.deadline, e.interrupted);
-  }
+  if (!messages.empty()) legs_.exchange(lane, messages, e.call.dtype, e.call.deadline, e.interrupted);
   for (uint32_t position : steps) mark(it, position);
 }
 

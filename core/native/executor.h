@@ -42,6 +42,7 @@ struct Message {
   int peer;
   char* memory;
   uint64_t count;
+  uint64_t fingerprint;
 };
 
 // What the executor needs of the communicator that it serves.
@@ -50,9 +51,9 @@ class Legs {
   virtual ~Legs() = default;
   // A collective of this rank's island, on the communicator of that lane. Blocks. Throws Error.
   virtual void local(Lane lane, const Call& call, const Interrupted& interrupted) = 0;
-  // A fused group of messages inside the island, of a call with this fingerprint. Blocks. Throws Error.
-  virtual void exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, uint64_t fingerprint,
-                        Deadline deadline, const Interrupted& interrupted) = 0;
+  // A fused group of messages inside the island. Blocks. Throws Error.
+  virtual void exchange(Lane lane, const std::vector<Message>& messages, Dtype dtype, Deadline deadline,
+                        const Interrupted& interrupted) = 0;
   // True where messages of the cross lane go by exchange(), since the library has send and recv of its own.
   virtual bool native_messages(Dtype dtype) const = 0;
   // The communicator is broken by this error: end everything that runs. Returns the error that stays.
@@ -80,8 +81,9 @@ struct Execution {
   std::vector<std::shared_ptr<void>> staging;  // of messages: memory to keep
   std::function<bool()> may_start;  // of messages: asked until it says yes, before which none goes; empty: yes
   std::vector<std::function<void()>> finish;  // of messages: what to do once they are there
-  std::vector<Tag> tags;                      // of messages that the user sends: by step; empty for plans
-  uint64_t fingerprint = 0;  // that all messages carry; for plans the executor sets it. 0 for what the user sends
+  std::vector<Tag> tags;                      // of messages, by step; empty for plans
+  std::vector<uint64_t> fingerprints;         // of messages, by step; empty for what the user sends
+  uint64_t fingerprint = 0;                   // of a plan's operation; the executor sets it
   // The executor's own:
   std::optional<Error> error;                  // of messages: ends them, not the communicator
   Interrupted interrupted;                     // empty in the lanes
@@ -112,7 +114,8 @@ struct Iteration {
 class Executor {
  public:
   // `device` is null where input and output are host memory.
-  Executor(Legs& legs, LinkGroup& group, const Device* device, uint64_t tag_group, int size, int window, Trace& trace);
+  Executor(Legs& legs, LinkGroup& group, const Device* device, uint64_t tag_group, int rank, int size, int window,
+           Trace& trace);
   ~Executor();
 
   // Run to the end on the caller's thread. Only where idle(), and never two at once. Throws Error.
@@ -178,7 +181,7 @@ class Executor {
   LinkGroup& group_;
   const Device* const device_;
   const uint64_t tag_group_;
-  const int size_;
+  const int rank_, size_;
   const int window_;
   Trace& trace_;
 

@@ -47,4 +47,21 @@ uint64_t Fingerprint::hash(uint64_t within) const {
   return hash;
 }
 
+uint64_t balance_of(const Call& call, int rank) {
+  if (call.kind() != POLYCCL_KIND_ALL_TO_ALL_V) return 0;
+  const auto one = [](uint64_t from, uint64_t to, uint64_t count) { return mix(mix(mix(from + 1) + to + 1) + count); };
+  const auto self = static_cast<uint64_t>(rank);
+  uint64_t sum = 0;  // wraps around, as it may
+  for (uint64_t peer = 0; peer < call.input.counts.size(); ++peer) sum += one(self, peer, call.input.counts[peer]);
+  for (uint64_t peer = 0; peer < call.output.counts.size(); ++peer) sum -= one(peer, self, call.output.counts[peer]);
+  return sum;
+}
+
+uint64_t pair_fingerprint(uint64_t whole, const Call& call, int rank, int peer) {
+  if (call.kind() != POLYCCL_KIND_ALL_TO_ALL_V) return whole;
+  const auto at = static_cast<size_t>(peer);
+  const uint64_t sent = call.input.counts[at], received = call.output.counts[at];
+  return mix(mix(whole + (rank < peer ? sent : received)) + (rank < peer ? received : sent));
+}
+
 }  // namespace polyccl

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "reduce.h"
+#include "results.h"
 
 namespace polyccl {
 namespace {
@@ -256,55 +257,6 @@ const polyccl_backend* query(const std::string& path, polyccl_backend_query_fn f
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Results as errors
-// ---------------------------------------------------------------------------------------------------------------------
-
-struct Meaning {
-  Code code;
-  const char* what;
-  const char* advice;
-};
-
-Meaning meaning_of(polyccl_result result) {
-  switch (result) {
-    case POLYCCL_ERROR_INVALID:
-      return {Code::kInvalidArgument, "refused an argument", "Check the argument that it names."};
-    case POLYCCL_ERROR_UNSUPPORTED:
-      return {Code::kUnsupportedOperation, "cannot do this", "Use another data type, reduction or backend."};
-    case POLYCCL_ERROR_TIMEOUT:
-      return {Code::kTimeout, "did not finish by the deadline",
-              "See whether every rank makes this call, or give it a longer timeout."};
-    case POLYCCL_ERROR_PEER_LOST:
-      return {Code::kPeerLost, "lost another rank", "Look for the first error among the other ranks."};
-    case POLYCCL_ERROR_ABORTED:
-      return {Code::kAborted, "was aborted", "Make a new communicator."};
-    case POLYCCL_ERROR_UNAVAILABLE:
-      return {Code::kBackendUnavailable, "is not available", "Install its library, or choose another backend."};
-    default:
-      return {Code::kInternal, "failed", "Its own words say why; if they do not help, report them with this text."};
-  }
-}
-
-polyccl_result result_of(Code code) {
-  switch (code) {
-    case Code::kInvalidArgument:
-      return POLYCCL_ERROR_INVALID;
-    case Code::kBackendUnavailable:
-      return POLYCCL_ERROR_UNAVAILABLE;
-    case Code::kUnsupportedOperation:
-      return POLYCCL_ERROR_UNSUPPORTED;
-    case Code::kTimeout:
-      return POLYCCL_ERROR_TIMEOUT;
-    case Code::kPeerLost:
-      return POLYCCL_ERROR_PEER_LOST;
-    case Code::kAborted:
-      return POLYCCL_ERROR_ABORTED;
-    default:
-      return POLYCCL_ERROR_INTERNAL;
-  }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // A BootstrapStore as a polyccl_store
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -451,8 +403,8 @@ void Backend::check(polyccl_result result, std::string words, const std::string&
   if (result == POLYCCL_OK) return;
   const Meaning meaning = meaning_of(result);
   if (words.empty()) words = "it gave result " + std::to_string(result) + " and no words";
-  throw Error(meaning.code,
-              doing + ": backend '" + name_ + "' " + meaning.what + " (" + words + "). " + meaning.advice);
+  const std::string advice = meaning.advice[0] == '\0' ? "" : std::string(". ") + meaning.advice;
+  throw Error(meaning.code, doing + ": backend '" + name_ + "' " + meaning.what + " (" + words + ")" + advice);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -476,6 +428,7 @@ struct Creation {
     c.address = or_null(config.address);
     c.hints = hints.data();
     c.deadline = config.deadline;
+    c.transport = config.transport.get();
   }
   Creation(const Creation&) = delete;
   Creation& operator=(const Creation&) = delete;
@@ -556,7 +509,7 @@ struct Issue {
 
 BackendComm::BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store,
                          const std::function<bool()>& interrupted)
-    : backend_(backend), size_(config.size) {
+    : backend_(backend), size_(config.size), transport_(config.transport) {
   if (backend.has(POLYCCL_FLAG_MAY_HANG)) thread_ = std::make_unique<CallThread>();
   create(config, store, interrupted);
 }

@@ -80,6 +80,7 @@ struct CommConfig {
   std::string name, interface, address;
   std::vector<std::string> hints;  // key, value, ...
   Deadline deadline = 0;
+  std::shared_ptr<const polyccl_transport> transport;  // for POLYCCL_FLAG_TRANSPORT; null for a single rank
 };
 
 // A communicator of a plugin. One caller at a time, but for abort().
@@ -118,6 +119,7 @@ class BackendComm {
 
   Backend& backend_;
   const int size_;
+  const std::shared_ptr<const polyccl_transport> transport_;  // outlives the plugin's communicator
   polyccl_comm* comm_ = nullptr;
   std::unique_ptr<CallThread> thread_;  // of a backend that may hang
 };

@@ -127,6 +127,7 @@ def run(body: str, size: int = 2, killed: Sequence[int] = ()) -> None:
         "counters_tell_payload_from_headers",
         "a_wait_ends_at_its_deadline_or_by_a_signal",
         "garbage_is_refused",
+        "idle_strangers_keep_nobody_out",
         "only_a_new_connection_replaces_the_old",
         "an_orderly_end_is_no_loss",
         "leaving_a_group_ends_what_waits_for_the_leaver",
@@ -140,7 +141,14 @@ def test_between_two_ranks(body: str) -> None:
     run(body)
 
 
-@pytest.mark.parametrize("body", ["messages_to_oneself", "an_unreachable_member_is_lost"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "messages_to_oneself",
+        "a_member_whose_port_is_closed_is_lost_at_once",
+        "a_member_that_does_not_answer_is_lost_after_a_while",
+    ],
+)
 def test_of_one_rank(body: str) -> None:
     run(body, size=1)
 

@@ -35,7 +35,7 @@ extern "C" {
 #endif
 
 #define POLYCCL_ABI_MAJOR 1u
-#define POLYCCL_ABI_MINOR 1u
+#define POLYCCL_ABI_MINOR 2u
 #define POLYCCL_ABI ((POLYCCL_ABI_MAJOR << 16) | POLYCCL_ABI_MINOR)
 
 #if defined(__GNUC__)
@@ -62,7 +62,8 @@ enum {
   POLYCCL_ERROR_ABORTED = 5,     /* abort() was called */
   POLYCCL_ERROR_UNAVAILABLE = 6, /* the library or the device is not there */
   POLYCCL_ERROR_INTERNAL = 7,    /* the library failed; last_error() has its own words */
-  POLYCCL_IN_PROGRESS = 8        /* of request_test() only */
+  POLYCCL_IN_PROGRESS = 8,       /* of request_test() only */
+  POLYCCL_ERROR_MISMATCH = 9     /* since 1.2: ranks call unlike operations, or give unlike sizes */
 };
 
 /* ------------------------------------------------------------------------------------------------------------------ *
@@ -214,7 +215,8 @@ enum {
   POLYCCL_FLAG_CONCURRENT_COMMS = 2, /* two communicators over the same ranks may be in use at once */
   POLYCCL_FLAG_MAY_HANG = 4,         /* calls may ignore deadline and abort(): made on threads that can be given up */
   POLYCCL_FLAG_SIZES_FATAL = 8,      /* unequal sizes among ranks end the process: PolyCCL agrees on them first */
-  POLYCCL_FLAG_DEVICE_IS_HOST = 16   /* the library's device memory is host memory (a stand-in for tests) */
+  POLYCCL_FLAG_DEVICE_IS_HOST = 16,  /* the library's device memory is host memory (a stand-in for tests) */
+  POLYCCL_FLAG_TRANSPORT = 32        /* since 1.2: communicators send by polyccl_comm_config.transport */
 };
 
 /* ------------------------------------------------------------------------------------------------------------------ *
@@ -256,6 +258,46 @@ typedef struct polyccl_store {
   int32_t (*cancelled)(void* ctx);
 } polyccl_store;
 
+/* A message of a transport, on its way. */
+typedef struct polyccl_message polyccl_message;
+
+/* One message. It is matched by (operation, slot, index), never by arrival: each names one message from a rank to another. */
+typedef struct polyccl_message_config {
+  uint32_t struct_size;
+  int32_t peer;       /* the other rank; not this one */
+  uint64_t operation; /* numbers the operation that it belongs to, alike on all ranks */
+  uint64_t
+      fingerprint; /* of that operation's arguments; ranks that differ get POLYCCL_ERROR_MISMATCH. 0: not compared */
+  uint32_t slot;   /* numbers it within the operation, together with index */
+  uint32_t index;
+  void* memory;   /* only read by send() */
+  uint64_t bytes; /* the same on both sides, else both get POLYCCL_ERROR_MISMATCH */
+} polyccl_message_config;
+
+/* Since 1.2. Messages among the ranks of a communicator over PolyCCL's own link, for a library whose transport can be replaced: it
+ * authenticates peers, knows which rank is lost, and can be ended from any thread. Valid for the communicator's life, from any thread.
+ * A function that fails leaves its words in last_error(), for the calling thread. */
+typedef struct polyccl_transport {
+  uint32_t struct_size;
+  uint32_t reserved;
+  void* ctx;
+
+  /* Start to send, or to receive. Never blocks. The memory stays valid until the message is done or the transport is ended. */
+  polyccl_result (*send)(void* ctx, const polyccl_message_config* config, polyccl_message** message /* out */);
+  polyccl_result (*recv)(void* ctx, const polyccl_message_config* config, polyccl_message** message /* out */);
+
+  /* Block until n messages are done, one of them fails, the deadline passes or end() is called. */
+  polyccl_result (*wait)(void* ctx, polyccl_message* const* messages, uint32_t n, int64_t deadline);
+
+  /* Free a message. One that is not done ends the transport, so that nothing touches its memory any more. */
+  void (*message_free)(void* ctx, polyccl_message* message);
+
+  /* Fail what is pending and what comes, with this result and text. The first end stays. */
+  void (*end)(void* ctx, polyccl_result result, const char* text);
+
+  void (*last_error)(void* ctx, char* text /* out */, uint64_t size);
+} polyccl_transport;
+
 /* How to create a communicator. */
 typedef struct polyccl_comm_config {
   uint32_t struct_size;
@@ -264,10 +306,11 @@ typedef struct polyccl_comm_config {
   int32_t device; /* the index of this rank's device; -1 for the host */
   const char* name;
   const polyccl_store* store;
-  const char* interface;    /* network interface to use; NULL: the backend chooses */
-  const char* address;      /* this rank's routable address; NULL: the backend chooses */
-  const char* const* hints; /* key, value, key, value, ..., NULL */
-  int64_t deadline;         /* of the creation */
+  const char* interface;              /* network interface to use; NULL: the backend chooses */
+  const char* address;                /* this rank's routable address; NULL: the backend chooses */
+  const char* const* hints;           /* key, value, key, value, ..., NULL */
+  int64_t deadline;                   /* of the creation */
+  const polyccl_transport* transport; /* since 1.2, with POLYCCL_FLAG_TRANSPORT and more than one rank; else NULL */
 } polyccl_comm_config;
 
 /* ------------------------------------------------------------------------------------------------------------------ *

@@ -19,6 +19,9 @@ constexpr int64_t kFirstPause = kSecond / 100, kLongestPause = kSecond;
 constexpr int64_t kAcceptPause = kSecond / 10;
 constexpr size_t kMaxStrangers = 256;  // accepted sockets whose handshake is not over
 
+// A process listens before anyone learns its address, so one whose port is closed is gone: no need to try again.
+Refusal refusal_of(int error) { return error == ECONNREFUSED ? Refusal::kClosing : Refusal::kNone; }
+
 }  // namespace
 
 Engine::Known& Engine::know(const ProcessId& id) {
@@ -48,7 +51,7 @@ void Engine::try_dial(Known& known) {
   Fd fd;
   try {
     fd = start_connect(known.endpoint, &error);
-    if (error != 0 && error != EINPROGRESS) throw Error(Code::kInternal, error_text(error));
+    if (error != 0 && error != EINPROGRESS) return dial_failed(known, refusal_of(error), error_text(error));
     const uint64_t key = next_key_++;
     watch(fd.get(), key, EPOLLOUT);
     Greeting greeting;
@@ -72,7 +75,7 @@ void Engine::dial_failed(Known& known, Refusal refusal, const std::string& why) 
   bool again = false;
   switch (refusal) {
     case Refusal::kNone:
-      // A process listens before anyone learns its address, so one that was reached before and refuses now is gone.
+      // One that was reached before and cannot be reached now is gone.
       again = now < dial.give_up_at && !known.peer->was_up();
       break;
     case Refusal::kYield:
@@ -101,9 +104,7 @@ void Engine::accept_all() {
       if (errno != EAGAIN && errno != EWOULDBLOCK) pause_accepting();
       return;
     }
-    const auto strangers =
-        std::count_if(greetings_.begin(), greetings_.end(), [](const auto& e) { return !e.second.dialed; });
-    if (static_cast<size_t>(strangers) >= kMaxStrangers) continue;  // closed; a member tries again
+    make_room_for_stranger();
     const uint64_t key = next_key_++;
     watch(fd.get(), key, EPOLLIN);
     Greeting greeting;
@@ -115,6 +116,18 @@ void Engine::accept_all() {
     greetings_.emplace(key, std::move(greeting));
     set_timer();
   }
+}
+
+// A member proves itself in a few round trips; whoever has not done so for the longest is the least likely to be one.
+void Engine::make_room_for_stranger() {
+  size_t strangers = 0;
+  uint64_t oldest = 0;
+  for (const auto& [key, greeting] : greetings_) {
+    if (greeting.dialed) continue;
+    ++strangers;
+    if (oldest == 0 || key < oldest) oldest = key;
+  }
+  if (strangers >= kMaxStrangers) greetings_.erase(oldest);
 }
 
 // Out of descriptors or memory: the listener would report the waiting connection again and again.
@@ -150,7 +163,7 @@ void Engine::greet(uint64_t key) {
   try {
     if (greeting.dialed && !greeting.handshake) {
       if (const int error = socket_error(greeting.fd.get()))
-        return end_greeting(key, Refusal::kNone, error_text(error));
+        return end_greeting(key, refusal_of(error), error_text(error));
       greeting.handshake =
           Handshake::dial(self_.process, greeting.peer, know(greeting.peer).token, know(greeting.peer).connections);
       watch(greeting.fd.get(), key, EPOLLIN);

@@ -108,6 +108,7 @@ class Engine final : public Link, private Hub {
   void dispatch(uint64_t key, uint32_t events);
 
   void accept_all();
+  void make_room_for_stranger();
   void pause_accepting();
   void start_dial(Known& known);
   void try_dial(Known& known);

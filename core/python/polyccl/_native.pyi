@@ -133,7 +133,7 @@ class Work:
 
     def __repr__(self) -> str: ...
 
-ABI: int = 65536
+ABI: int = 65538
 
 def link_address() -> tuple[str, str, int]:
     """
@@ -163,10 +163,23 @@ def devices_let_go(seconds: float) -> bool:
     """Wait until the threads of devices hold no object of Python's any more; False where they still do."""
 
 def create_backend_comm(
-    backend: Backend, rank: int, size: int, device: int, name: str, interface: str, address: str, store: object, timeout: float
+    backend: Backend,
+    rank: int,
+    size: int,
+    device: int,
+    name: str,
+    interface: str,
+    address: str,
+    store: object,
+    timeout: float,
+    group: int,
+    members: Sequence[tuple[str, str, int]],
+    descriptions: Sequence[str],
+    token: str,
 ) -> BackendComm:
     """
-    Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` seconds.
+    Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` seconds. The last four are
+    those of create_communicator, for a library whose messages the link carries; its group is none other's.
     """
 
 class Communicator:

@@ -285,6 +285,11 @@ def planner_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def _derived(group: int, part: str) -> int:
+    """The link's number for a part of a communicator, which all ranks derive alike."""
+    return int.from_bytes(hashlib.sha256(f"{group}/{part}".encode()).digest()[:8], "big")
+
+
 def _require_one_library(roster: Roster) -> None:
     first = roster.hellos[0]
     for hello in roster.hellos:
@@ -325,6 +330,9 @@ class _Builder:
                 self.roster.hellos[self.rank].address,
                 PrefixStore(self.store, f"{self.name}/{group:016x}"),
                 max(0.0, self.deadline - time.monotonic()),
+                _derived(group, "library"),
+                *self._membership(members),
+                self.roster.token,
             )
         topology = Topology.singletons(size)
         return self._native(members, group, name, [list(range(size))], topology, own)
@@ -336,7 +344,7 @@ class _Builder:
         legs: list[_native.Communicator] = []
         if len(mine) > 1:
             for lane in ("pre", "post")[: 2 if self.library.concurrent else 1]:
-                number = int.from_bytes(hashlib.sha256(f"{self.roster.group}/{index}/{lane}".encode()).digest()[:8], "big")
+                number = _derived(self.roster.group, f"{index}/{lane}")
                 legs.append(self.plain(mine, number, f"{self.name}/{self.roster.labels()[index]}/{lane}"))
         bits = tuple(all(self.roster.hellos[rank].equal_bits for rank in members) for members in islands)
         topology = Topology(tuple(tuple(members) for members in islands), bits)
@@ -353,14 +361,13 @@ class _Builder:
         own: _native.BackendComm | None,
         legs: Sequence[_native.Communicator] = (),
     ) -> _native.Communicator:
-        hellos = [self.roster.hellos[rank] for rank in members]
-        descriptions = self.roster.members()
+        addresses, descriptions = self._membership(members)
         return _native.create_communicator(
             name=name,
             group=group,
             rank=list(members).index(self.rank),
-            members=[(hello.process, hello.address, hello.port) for hello in hellos],
-            descriptions=[descriptions[rank] for rank in members],
+            members=addresses,
+            descriptions=descriptions,
             islands=islands,
             token=self.roster.token,
             device=self.device,
@@ -376,6 +383,11 @@ class _Builder:
             latency_bytes=self.options.planner_options().latency_bytes,
             window=WINDOW,
         )
+
+    def _membership(self, members: Sequence[int]) -> tuple[list[tuple[str, str, int]], list[str]]:
+        """Where each member's link listens, and words for it."""
+        hellos, descriptions = [self.roster.hellos[rank] for rank in members], self.roster.members()
+        return [(hello.process, hello.address, hello.port) for hello in hellos], [descriptions[rank] for rank in members]
 
     def _memory(self, plain: bool) -> Callable[[str], Memory]:
         """Where data lies and what carries messages, by dtype."""

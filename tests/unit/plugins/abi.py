@@ -1,13 +1,16 @@
 """The plugin ABI in ctypes, so that tests can drive a plugin alone, without PolyCCL's core.
 
-Mirrors `core/abi/polyccl/backend.h`. The host services are Python's: arithmetic by NumPy, and a store that is a directory.
+Mirrors `core/abi/polyccl/backend.h`. The host services are Python's: arithmetic by NumPy, and a store that is a directory. The
+transport that a plugin may ask for is PolyCCL's own link.
 """
 
 from __future__ import annotations
 
 import ctypes as c
+import json
 import os
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ABI = 1 << 16
+ABI = (1 << 16) + 2
 
-OK, INVALID, UNSUPPORTED, TIMEOUT, PEER_LOST, ABORTED, UNAVAILABLE, INTERNAL, IN_PROGRESS = range(9)
+OK, INVALID, UNSUPPORTED, TIMEOUT, PEER_LOST, ABORTED, UNAVAILABLE, INTERNAL, IN_PROGRESS, MISMATCH = range(10)
 HOST_MEMORY, DEVICE_MEMORY = 1, 2
 CAN, EQUAL_BITS, GROUP = 1, 2, 4
+NEEDS_TRANSPORT = 32
 
 
 def _numbered(names: str) -> dict[str, int]:
@@ -110,7 +114,7 @@ class CommConfig(c.Structure):
     _fields_ = [
         ("struct_size", c.c_uint32), ("rank", c.c_int32), ("size", c.c_int32), ("device", c.c_int32), ("name", c.c_char_p),
         ("store", c.POINTER(Store)), ("interface", c.c_char_p), ("address", c.c_char_p), ("hints", c.POINTER(c.c_char_p)),
-        ("deadline", c.c_int64),
+        ("deadline", c.c_int64), ("transport", c.c_void_p),
     ]  # fmt: skip
 
 
@@ -237,6 +241,22 @@ class PluginError(Exception):
         self.text = text
 
 
+def lend_link(store: DirectoryStore, name: str, rank: int, size: int, seconds: float) -> Any:
+    """A group of this process's link with all ranks, which meet at the store."""
+    from polyccl import _native  # only for plugins that ask for it
+
+    link = _native.link
+    store.put(f"{name}.link.{rank}", json.dumps(link.address()).encode())
+    members = []
+    for peer in range(size):
+        found = store.wait(f"{name}.link.{peer}", after(seconds))
+        if found is None:
+            raise TimeoutError(f"rank {peer} did not come")
+        members.append(tuple(json.loads(found)))
+    number = zlib.crc32(f"{store.directory}/{name}".encode())
+    return link.create_group(number, rank, members, [f"rank {peer}" for peer in range(size)], "a test's token")
+
+
 class Comm:
     """A communicator of a plugin. Every call blocks, raises PluginError, and releases the GIL."""
 
@@ -262,6 +282,10 @@ class Comm:
             interface=interface.encode(),
             deadline=after(seconds),
         )
+        self._link: Any = None
+        if plugin.table.flags & NEEDS_TRANSPORT and 0 <= rank < size > 1:
+            self._link = lend_link(store, name, rank, size, seconds)
+            config.transport = self._link.lend()
         handle = c.c_void_p()
         result = plugin.table.comm_create(c.byref(config), c.byref(handle))
         if result != OK:
@@ -315,3 +339,5 @@ class Comm:
     def destroy(self) -> None:
         """Free the communicator."""
         self.plugin.table.comm_destroy(self.handle)
+        if self._link is not None:
+            self._link.close()

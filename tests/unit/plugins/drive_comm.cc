@@ -2,17 +2,13 @@
 // the arithmetic that loader.cc offers to plugins is a double here.
 //
 // drive_comm double PLUGIN: what becomes of a plugin's results and of the store's exceptions.
-// drive_comm ranks PLUGIN SIZE: an all_reduce, a send to the next rank and an abort, with SIZE ranks as threads of this
-// process.
 // drive_comm hangs PLUGIN: what becomes of calls that do not return.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -108,7 +104,7 @@ void drive_double(Backend& backend) {
   {
     BackendComm comm(backend, config_of(0, 1), store);
     std::cout << "answer: " << store.get("answer", 0) << "\n";
-    for (uint64_t result = 0; result < 9; ++result) {
+    for (uint64_t result = 0; result < 10; ++result) {
       const polyccl_op now = operation(POLYCCL_KIND_BARRIER, result), posted = operation(POLYCCL_KIND_SEND, result);
       report("inline " + std::to_string(result), [&] { comm.run({&now}, "barrier on communicator 'dp'"); });
       report("posted " + std::to_string(result), [&] { comm.run({&posted}, "send on communicator 'dp'"); });
@@ -118,51 +114,6 @@ void drive_double(Backend& backend) {
   report("known", [&] { BackendComm comm(backend, config_of(0, 1), known); });
   report("stranger", [&] { BackendComm comm(backend, config_of(0, 1), stranger); });
   std::cout << "counts: " << backend.library_version() << "\n";
-}
-
-// One rank. Rank 0 is aborted in a barrier that the others never enter.
-void drive_rank(Backend& backend, MemoryStore& store, int rank, int size, std::string* error) {
-  try {
-    BackendComm comm(backend, config_of(rank, size), store);
-    std::vector<float> input(1000, static_cast<float>(rank + 1)), output(1000);
-    polyccl_op op = operation(POLYCCL_KIND_ALL_REDUCE, input.size());
-    op.input = input.data();
-    op.output = output.data();
-    comm.run({&op}, "all_reduce");
-    for (const float value : output) {
-      if (value != static_cast<float>(size * (size + 1) / 2)) throw Error(Code::kInternal, "a wrong sum");
-    }
-    polyccl_op send = operation(POLYCCL_KIND_SEND, input.size()), receive = operation(POLYCCL_KIND_RECV, input.size());
-    send.input = input.data();
-    send.peer = (rank + 1) % size;
-    receive.output = output.data();
-    receive.peer = (rank + size - 1) % size;
-    comm.run({&send, &receive}, "send and recv");
-    if (output[999] != static_cast<float>((rank + size - 1) % size + 1))
-      throw Error(Code::kInternal, "a wrong message");
-    if (rank == 0) {
-      std::thread other([&] { comm.abort(); });
-      const polyccl_op barrier = operation(POLYCCL_KIND_BARRIER, 0);
-      report("aborted", [&] { comm.run({&barrier}, "barrier"); });
-      other.join();
-      store.set("over", "");
-    }
-    store.get("over", 0);
-  } catch (const std::exception& e) {
-    *error = e.what();
-  }
-}
-
-void drive_ranks(Backend& backend, int size) {
-  MemoryStore store;
-  std::vector<std::string> errors(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back(drive_rank, std::ref(backend), std::ref(store), rank, size,
-                         &errors[static_cast<size_t>(rank)]);
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::string& error : errors) std::cout << "rank: " << (error.empty() ? "ok" : error) << "\n";
 }
 
 // An all_reduce of the double ends once the first element of its output is 0, and then writes 7 to all of it.
@@ -223,6 +174,5 @@ int main(int argc, char** argv) {
   polyccl::Backend& backend = polyccl::Backend::load(argv[2]);
   if (std::string(argv[1]) == "double") polyccl::drive_double(backend);
   if (std::string(argv[1]) == "hangs") polyccl::drive_hangs(backend);
-  if (std::string(argv[1]) == "ranks" && argc > 3) polyccl::drive_ranks(backend, std::atoi(argv[3]));
   return 0;
 }
