@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "transport.h"
+
 namespace polyccl {
 namespace {
 
@@ -165,8 +167,12 @@ bool Communicator::runs_native(const Call& call) const {
   return !call.strict && !call.lists && is_native(call.kind(), call.dtype, call.reduction);
 }
 
+bool Communicator::library_blocks() const {
+  return config_.native && !config_.native->backend().has(POLYCCL_FLAG_TRANSPORT);
+}
+
 bool Communicator::library_below() const {
-  return config_.native || (config_.island[0] && config_.island[0]->config_.native);
+  return library_blocks() || (config_.island[0] && config_.island[0]->library_blocks());
 }
 
 bool Communicator::native_messages(Dtype dtype) const {
@@ -253,10 +259,12 @@ polyccl_op Communicator::library_op(const Call& call) const {
   return op;
 }
 
-void Communicator::run_native(const Call& call) { run_library({library_op(call)}, std::string(call.row->name)); }
+void Communicator::run_native(const Call& call, const Interrupted& interrupted) {
+  run_library({library_op(call)}, std::string(call.row->name), interrupted);
+}
 
 // Call the library, and wait until what it does is done.
-void Communicator::run_library(std::vector<polyccl_op> ops, const std::string& doing) {
+void Communicator::run_library(std::vector<polyccl_op> ops, const std::string& doing, const Interrupted& interrupted) {
   std::vector<const polyccl_op*> pointers;
   for (polyccl_op& op : ops) {
     op.stream = library_stream_.get();
@@ -265,13 +273,21 @@ void Communicator::run_library(std::vector<polyccl_op> ops, const std::string& d
   try {
     {
       std::scoped_lock lock(library_mutex_);
-      config_.native->run(pointers, doing);
+      InterruptibleWaits waits(interrupted);
+      try {
+        config_.native->run(pointers, doing);
+      } catch (const Error&) {
+        if (waits.ended()) throw InterruptedWait();
+        throw;
+      }
     }
     if (!config_.device) return;
     config_.device->synchronize(library_stream_.get(), ops[0].deadline, [this, &doing] {
       config_.native->check_async(doing);
       return failure().has_value();
     });
+  } catch (const InterruptedWait&) {
+    throw;
   } catch (const Error& error) {
     throw cause(error);
   }
@@ -321,15 +337,19 @@ std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& kee
     };
     return start(e, async, alone, keep, interrupted);
   }
-  // A library's calls block in ways that no signal interrupts: the operation runs in a lane, whole.
+  // The operation is one piece of work: in a lane where its library blocks in ways that no signal interrupts.
+  const bool alone =
+      native && !async && !library_below() && !config_.device && library_calls_ == 0 && executor_->idle();
   auto inner = std::make_shared<Execution>(*e);
   inner->plan = std::move(plan);
-  const auto before = [this, inner, scope, ready = std::move(ready)] {
+  const auto before = [this, e = e.get(), inner, scope, ready = std::move(ready)] {
     if (ready) ready();
-    if (scope) agree(inner->call, *scope, {});
+    if (scope) agree(inner->call, *scope, e->interrupted);
   };
-  run_whole(*e, before, [this, inner] { inner->plan ? executor_->run(inner, {}) : run_native(inner->call); });
-  return start(e, async, false, keep, interrupted);
+  run_whole(*e, before, [this, e = e.get(), inner] {
+    inner->plan ? executor_->run(inner, {}) : run_native(inner->call, e->interrupted);
+  });
+  return start(e, async, alone, keep, interrupted);
 }
 
 // Make the operation one piece of work in lane pre. Ranks that differ find it out in `before`, and the communicator stays
@@ -337,20 +357,21 @@ std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& kee
 void Communicator::run_whole(Execution& e, std::function<void()> before, std::function<void()> work) {
   ++library_calls_;
   e.prepare = [this, before = std::move(before), work = std::move(work)] {
+    const Countdown over(library_calls_);
     bool begun = false;
     try {
       before();
       begun = true;
       work();
+    } catch (const InterruptedWait&) {
+      throw;
     } catch (...) {
-      --library_calls_;
       const Error error = current_error();
       if (error.code() == Code::kMismatch && !begun && !failure()) throw error;
       const Error failed = fail(error);
       settle();
       throw failed;
     }
-    --library_calls_;
   };
 }
 
@@ -518,7 +539,7 @@ void Communicator::local(Lane lane, const Call& call, const Interrupted& interru
 // Run one collective leg, as the only caller of this communicator.
 void Communicator::run_leg(Call call, const Interrupted& interrupted) {
   if (auto error = failure()) throw *error;
-  if (runs_native(call)) return run_native(call);
+  if (runs_native(call)) return run_native(call, interrupted);
   const uint64_t bytes = call.count * call.element();
   spread(call.input, call.row->input, config_.members.size(), bytes);
   spread(call.output, call.row->output, config_.members.size(), bytes);
@@ -561,7 +582,7 @@ void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtyp
   }
   std::vector<polyccl_op> ops;
   for (const Call& call : calls) ops.push_back(library_op(call));
-  run_library(std::move(ops), "a group of messages");
+  run_library(std::move(ops), "a group of messages", interrupted);
 }
 
 // ---- the end -------------------------------------------------------------------------------------------------------

@@ -126,8 +126,8 @@ class Communicator : private Legs {
 
   Error fail(const Error& error, bool tell);
   void run_leg(Call call, const Interrupted& interrupted);
-  void run_native(const Call& call);
-  void run_library(std::vector<polyccl_op> ops, const std::string& doing);
+  void run_native(const Call& call, const Interrupted& interrupted);
+  void run_library(std::vector<polyccl_op> ops, const std::string& doing, const Interrupted& interrupted);
   Error cause(const Error& seen);
   // A word that streams wait for. It may be waited for when the communicator is gone.
   struct Flag {
@@ -149,6 +149,7 @@ class Communicator : private Legs {
   std::shared_ptr<void> stage_messages(std::vector<Call>& calls);
   void await_staged(void* reached, Deadline deadline, const Interrupted& interrupted);
   void run_whole(Execution& e, std::function<void()> before, std::function<void()> work);
+  bool library_blocks() const;
   uint32_t memory_kind() const { return config_.device ? POLYCCL_MEMORY_DEVICE : POLYCCL_MEMORY_HOST; }
   polyccl_op library_op(const Call& call) const;
   void run_messages(const std::vector<Message>& messages, Dtype dtype, Deadline deadline,

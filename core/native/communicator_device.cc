@@ -169,7 +169,7 @@ std::shared_ptr<Work> Communicator::issue_library_messages(const std::vector<Cal
   const auto before = [ready = users_stream_reached(calls[0])] {
     if (ready) ready();
   };
-  run_whole(*e, before, [this, ops = std::move(ops), held] { run_library(ops, "messages"); });
+  run_whole(*e, before, [this, ops = std::move(ops), held] { run_library(ops, "messages", {}); });
   return start(e, async, false, keep, interrupted);
 }
 

@@ -27,6 +27,7 @@ struct Lent {
 };
 
 thread_local std::string thread_error;
+thread_local InterruptibleWaits* interruptible = nullptr;
 
 Lent& lent(void* ctx) { return *static_cast<Lent*>(ctx); }
 
@@ -98,10 +99,14 @@ polyccl_result wait(void*, polyccl_message* const* messages, uint32_t n, int64_t
       while (first < n && done(all[first]) && !failed(all[first])) ++first;
       return first == n || std::any_of(all.begin() + static_cast<ptrdiff_t>(first), all.end(), failed);
     };
-    const bool in_time = over() || Link::instance().wait(over, deadline);
+    InterruptibleWaits* const scope = InterruptibleWaits::current();
+    const std::function<bool()> interrupted =
+        scope == nullptr ? std::function<bool()>() : [scope] { return scope->ask(); };
+    const bool in_time = over() || Link::instance().wait(over, deadline, interrupted);
     for (const polyccl_message* m : all) {
       if (failed(m)) throw *m->request->error();
     }
+    if (!in_time && scope != nullptr && scope->ended()) throw Error(Code::kAborted, "interrupted");
     if (!in_time) throw Error(Code::kTimeout, "no answer in time from " + peers_of(all, done));
   });
 }
@@ -125,6 +130,18 @@ void last_error(void*, char* text, uint64_t size) {
 }
 
 }  // namespace
+
+InterruptibleWaits::InterruptibleWaits(const std::function<bool()>& interrupted)
+    : interrupted_(interrupted), outer_(std::exchange(interruptible, this)) {}
+
+InterruptibleWaits::~InterruptibleWaits() { interruptible = outer_; }
+
+InterruptibleWaits* InterruptibleWaits::current() { return interruptible; }
+
+bool InterruptibleWaits::ask() {
+  if (!ended_ && interrupted_) ended_ = interrupted_();
+  return ended_;
+}
 
 std::shared_ptr<const polyccl_transport> lend_link(std::shared_ptr<LinkGroup> group, uint64_t id) {
   const auto made = std::make_shared<Lent>();

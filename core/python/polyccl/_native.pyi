@@ -178,8 +178,8 @@ def create_backend_comm(
     token: str,
 ) -> BackendComm:
     """
-    Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` seconds. The last four are
-    those of create_communicator, for a library whose messages the link carries; its group is none other's.
+    Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` seconds. The last four
+    are those of create_communicator, for a library whose messages the link carries; its group is none other's.
     """
 
 class Communicator:
