@@ -222,8 +222,8 @@ std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int
   config.address = address;
   config.deadline = deadline_in(timeout);
   if (backend.has(POLYCCL_FLAG_TRANSPORT) && size > 1) {
-    config.transport = lend_link(
-        Link::instance().create_group(group, rank, addresses_of(members), std::move(descriptions), token), group);
+    auto link = Link::instance().create_group(group, rank, addresses_of(members), descriptions, token);
+    config.transport = lend_link(std::move(link), group, std::move(descriptions));
   }
   try {
     nb::gil_scoped_release release;

@@ -76,7 +76,8 @@ class Buffer {
 // A group, and the buffers of its pending requests.
 class GroupView {
  public:
-  explicit GroupView(uint64_t id, std::shared_ptr<LinkGroup> group) : id_(id), group_(std::move(group)) {
+  GroupView(uint64_t id, std::shared_ptr<LinkGroup> group, std::vector<std::string> names)
+      : id_(id), group_(std::move(group)), names_(std::move(names)) {
     group_->on_late_mismatch([late = late_](int, const Tag&, const Error& error) {
       const std::lock_guard lock(late->mutex);
       late->texts.emplace_back(error.what());
@@ -106,7 +107,7 @@ class GroupView {
     group_.reset();
   }
   uintptr_t lend() {
-    if (!lent_) lent_ = lend_link(group_, id_);
+    if (!lent_) lent_ = lend_link(group_, id_, names_);
     return reinterpret_cast<uintptr_t>(lent_.get());
   }
   std::vector<std::string> late_mismatches() {
@@ -141,6 +142,7 @@ class GroupView {
   std::vector<std::pair<std::shared_ptr<LinkRequest>, std::unique_ptr<Buffer>>> held_;
   std::shared_ptr<Late> late_ = std::make_shared<Late>();
   std::shared_ptr<LinkGroup> group_;  // ends before the buffers are released
+  const std::vector<std::string> names_;
   std::shared_ptr<const polyccl_transport> lent_;
 };
 
@@ -153,7 +155,8 @@ std::shared_ptr<GroupView> create_group(uint64_t id, int rank, const std::vector
                                         const std::vector<std::string>& names, const std::string& token) {
   std::vector<LinkAddress> addresses;
   for (const auto& [hi, lo, host, port] : members) addresses.push_back({{hi, lo}, host, port});
-  return std::make_shared<GroupView>(id, Link::instance().create_group(id, rank, std::move(addresses), names, token));
+  return std::make_shared<GroupView>(id, Link::instance().create_group(id, rank, std::move(addresses), names, token),
+                                     names);
 }
 
 bool wait_until(const std::function<bool()>& ready, double timeout_s) {

@@ -23,6 +23,7 @@ namespace {
 struct Lent {
   std::shared_ptr<LinkGroup> group;
   uint64_t id;
+  std::vector<std::string> names;
   polyccl_transport table{};
 };
 
@@ -75,20 +76,20 @@ polyccl_result recv(void* ctx, const polyccl_message_config* config, polyccl_mes
   return post(ctx, config, message, false);
 }
 
-template <typename Done>
-std::string peers_of(std::span<polyccl_message* const> all, Done done) {
+// "rank 1 (...), rank 3 (...)": with whom messages are not done.
+std::string pending_peers(const Lent& lent, std::span<polyccl_message* const> messages) {
   std::vector<int> peers;
-  for (const polyccl_message* m : all) {
-    if (!done(m)) peers.push_back(m->peer);
+  for (const polyccl_message* m : messages) {
+    if (!m->request->done()) peers.push_back(m->peer);
   }
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  std::string text = peers.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < peers.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(peers[i]);
+  std::string text;
+  for (const int peer : peers) text += (text.empty() ? "" : ", ") + lent.names[static_cast<size_t>(peer)];
   return text;
 }
 
-polyccl_result wait(void*, polyccl_message* const* messages, uint32_t n, int64_t deadline) {
+polyccl_result wait(void* ctx, polyccl_message* const* messages, uint32_t n, int64_t deadline) {
   return guarded([&] {
     const std::span all(messages, n);
     const auto done = [](const polyccl_message* m) { return m->request->done(); };
@@ -107,7 +108,7 @@ polyccl_result wait(void*, polyccl_message* const* messages, uint32_t n, int64_t
       if (failed(m)) throw *m->request->error();
     }
     if (!in_time && scope != nullptr && scope->ended()) throw Error(Code::kAborted, "interrupted");
-    if (!in_time) throw Error(Code::kTimeout, "no answer in time from " + peers_of(all, done));
+    if (!in_time) throw Error(Code::kTimeout, "timed out waiting for " + pending_peers(lent(ctx), all));
   });
 }
 
@@ -143,10 +144,12 @@ bool InterruptibleWaits::ask() {
   return ended_;
 }
 
-std::shared_ptr<const polyccl_transport> lend_link(std::shared_ptr<LinkGroup> group, uint64_t id) {
+std::shared_ptr<const polyccl_transport> lend_link(std::shared_ptr<LinkGroup> group, uint64_t id,
+                                                   std::vector<std::string> names) {
   const auto made = std::make_shared<Lent>();
   made->group = std::move(group);
   made->id = id;
+  made->names = std::move(names);
   made->table = {
       .struct_size = sizeof(polyccl_transport),
       .reserved = 0,

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "link/link.h"
 #include "polyccl/backend.h"
@@ -11,7 +13,9 @@
 namespace polyccl {
 
 // Lend a group of the link with the communicator's ranks; `id` is the group's number, and nothing else uses the group.
-std::shared_ptr<const polyccl_transport> lend_link(std::shared_ptr<LinkGroup> group, uint64_t id);
+// `names` are those of the members, for error texts.
+std::shared_ptr<const polyccl_transport> lend_link(std::shared_ptr<LinkGroup> group, uint64_t id,
+                                                   std::vector<std::string> names);
 
 // For its scope, waits of transports on this thread ask `interrupted` every 100 ms and end with POLYCCL_ERROR_ABORTED once
 // it says yes. So a library may be called on the thread of a user who may press Ctrl-C.

@@ -16,6 +16,7 @@ from .marks import named
 from .pool import SharedPool
 from .ranks import Raised, caught, join, usable
 from .shapes import Shape
+from .test_failure import broken_at_once, until
 
 SOON = 5.0
 SHAPES = named("host=3", "gloo=3", "host=2,host=1", "gloo=2,gloo=2", "gloo=2,host=1", "~host=2,host=2")
@@ -121,11 +122,40 @@ def test_an_unequal_broadcast_is_an_error_where_it_concerns(jobs: SharedPool, sh
     assert jobs.run(unequal_broadcast, shape, fresh=True, check=False)[-1] == 1
 
 
-def right_after_wrong(comm: Comm) -> None:
-    """Where a library would have died, its island agrees first, and goes on."""
+def right_after_wrong(comm: Comm) -> tuple[Raised, Raised]:
     odd = comm.get_rank() == 1
-    assert caught(lambda: comm.all_reduce(f32(5 if odd else 4))).name == "Mismatch"
-    usable(comm)
+    return caught(lambda: comm.all_reduce(f32(5 if odd else 4))), broken_at_once(comm)
+
+
+@pytest.mark.parametrize("shape", named("host=3", "gloo=3", "gloo=2,host=1", "gloo=2,gloo=2"))
+def test_unequal_sizes_break_the_communicator_on_all_ranks_at_once_with_the_check_off(jobs: SharedPool, shape: Shape) -> None:
+    for first, after in jobs.run(right_after_wrong, shape, fresh=True, check=False):
+        assert first.name == after.name == "Mismatch"
+        assert first.seconds < SOON
+        assert after.seconds < SOON
+
+
+def unequal_all_to_all(comm: Comm, count: int) -> Raised:
+    """Rank 1 sends rank 0 one element more than that expects."""
+    rank, size = comm.get_rank(), comm.get_size()
+    to = [count + (rank == 1 and peer == 0) for peer in range(size)]
+
+    def call() -> None:
+        comm.all_to_all([f32(count) for _ in range(size)], [f32(n) for n in to], timeout=3)
+        if rank > 1:  # it has all of its own, and is told in time
+            until(comm.is_aborted)
+            comm.barrier()
+
+    return caught(call)
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("count", [10, 100_000])
+@pytest.mark.parametrize("shape", named("host=2", "gloo=2", "gloo=2,host=1", "host=1,gloo=1"))
+def test_unequal_counts_of_an_all_to_all_are_told_to_both(jobs: SharedPool, shape: Shape, count: int, check: bool) -> None:
+    for raised in jobs.run(unequal_all_to_all, shape, count, fresh=True, check=check):
+        assert raised.name == "Mismatch"
+        assert raised.seconds < SOON
 
 
 def unlike_forms(comm: Comm) -> Raised:
@@ -139,9 +169,8 @@ def unlike_forms(comm: Comm) -> Raised:
 
 
 @pytest.mark.backend("gloo")
-@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
-def test_lists_and_one_tensor_do_not_meet_in_a_library(jobs: SharedPool, check: bool) -> None:
-    for raised in jobs.run(unlike_forms, Shape("gloo=3"), fresh=True, check=check):
+def test_lists_and_one_tensor_do_not_meet_in_a_library(jobs: SharedPool) -> None:
+    for raised in jobs.run(unlike_forms, Shape("gloo=3"), fresh=True, check=True):
         assert raised.name == "Mismatch"
         assert "a list of tensors on rank 1 (" in raised.text
 
@@ -159,11 +188,6 @@ def forms_of_plans(comm: Comm) -> None:
 @pytest.mark.parametrize("shape", named("host=3", "host=2,host=1", "gloo=2,gloo=1"))
 def test_lists_and_one_tensor_meet_in_plans(jobs: SharedPool, shape: Shape) -> None:
     jobs.run(forms_of_plans, shape)
-
-
-@pytest.mark.backend("gloo")
-def test_a_plain_library_works_on_after_unequal_sizes_with_the_check_off(jobs: SharedPool) -> None:
-    jobs.run(right_after_wrong, Shape("gloo=3"), fresh=True, check=False)
 
 
 # ---- creation ------------------------------------------------------------------------------------------------------
