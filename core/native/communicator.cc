@@ -234,7 +234,9 @@ void Communicator::agree(const Call& call, Agreement::Scope scope, const Interru
   } catch (const InterruptedWait&) {
     throw;
   } catch (const Error& error) {
-    if (error.code() != Code::kMismatch) throw fail(error);  // a difference leaves the communicator usable
+    // A difference leaves the communicator usable, if all ranks know of it.
+    const bool known_to_all = scope == Agreement::Scope::kAll || config_.islands.size() == 1;
+    if (error.code() != Code::kMismatch || !known_to_all) throw fail(error);
     throw;
   }
 }

@@ -1,8 +1,8 @@
 """A job among strangers: `python -m tests.jobs.strangers ISLANDS CREATIONS`, as root, on Linux.
 
-Runs a job of `polyccl launch` in a network namespace of its own, and connects to every port that listens there while the ranks create
-communicators: with junk, resets, half-closed and silent connections. Prints what the job printed, and how many connections there
-were. Exits with the job's status; 77 where no namespace can be made.
+Runs a job of `polyccl launch` in a network namespace of its own, and connects to every port that listens there while the ranks
+create communicators: with junk, resets, half-closed and silent connections. Prints what the job printed, and how many connections
+there were. Exits with the job's status, or with 77 if no namespace can be made.
 """
 
 from __future__ import annotations

@@ -17,11 +17,15 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import numpy as np
 import pytest
+
+from polyccl import Comm
 
 from .cases import all_cases, each_once, run_cases
 from .marks import where_installed
 from .pool import SharedPool
+from .ranks import Raised, caught
 from .shapes import Shape
 
 pytestmark = [pytest.mark.backend("xccl"), pytest.mark.usefixtures("oneccl"), pytest.mark.timeout(180)]
@@ -54,6 +58,20 @@ def test_a_launched_job_joins_two_vendors_libraries() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "cases on 4 ranks, islands [[0, 1], [2, 3]]" in done.stdout
+
+
+# ---- ranks that differ -------------------------------------------------------------------------------------------------
+
+
+def unequal(comm: Comm) -> tuple[Raised, Raised]:
+    """Rank 1's count differs from that of its own island."""
+    return caught(lambda: comm.all_reduce(np.ones(5 if comm.get_rank() == 1 else 4, np.float32))), caught(comm.barrier)
+
+
+def test_a_difference_inside_an_island_is_told_to_the_others_with_the_check_off(jobs: SharedPool) -> None:
+    for raised, after in jobs.run(unequal, Shape("xccl=2,host=1"), fresh=True, check=False):
+        assert raised.name == after.name == "Mismatch", (raised, after)
+        assert raised.seconds < 5
 
 
 # ---- ranks that are lost ---------------------------------------------------------------------------------------------
