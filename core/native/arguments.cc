@@ -45,7 +45,7 @@ bool has_side(const Check& check, Who who, int root) {
 }
 
 void check_root(const Check& check, int peer) {
-  const bool to_peer = !check.row.collective();
+  const bool to_peer = !check.row.collective;
   if (!check.row.rooted && !to_peer) return;
   const std::string what = to_peer ? (check.row.kind == POLYCCL_KIND_SEND ? "dst" : "src") : "root";
   if (peer < 0 || static_cast<size_t>(peer) >= check.size) {

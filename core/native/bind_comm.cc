@@ -78,7 +78,7 @@ CheckedCall checked(Communicator& comm, const Arguments& arguments) {
   } catch (const Error&) {
     const Operation* row = find_operation(arguments.kind);
     nb::gil_scoped_release release;
-    if (row != nullptr && row->collective()) comm.announce_refusal();  // a message concerns no one but its peer
+    if (row != nullptr && row->collective) comm.announce_refusal();  // a message concerns no one but its peer
     throw;
   }
 }

@@ -315,7 +315,7 @@ std::shared_ptr<Execution> Communicator::make_execution(Call call) {
 }
 
 std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& keep, const Interrupted& interrupted) {
-  if (!call.row->collective()) return issue_batch({std::move(call)}, async, keep, interrupted);
+  if (!call.row->collective) return issue_batch({std::move(call)}, async, keep, interrupted);
   std::scoped_lock turn(issue_mutex_);
   require_usable(std::string(call.row->name));
   auto e = make_execution(std::move(call));

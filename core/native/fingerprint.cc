@@ -27,14 +27,13 @@ uint64_t mix(uint64_t x) {
 Fingerprint Fingerprint::of(const Call& call) {
   Fingerprint f;
   f.kind = call.kind();
-  if (f.kind == POLYCCL_KIND_BARRIER) return f;
-  f.dtype = call.dtype;
-  f.strict = call.strict ? 1 : 0;
-  if (call.row->reduces) f.reduction = call.reduction;
-  if (call.row->rooted) f.root = call.peer;
-  if (!call.row->ragged) f.count = call.count;
-  // Each rank of an all_to_all_v has counts of its own.
-  if (call.row->ragged && f.kind != POLYCCL_KIND_ALL_TO_ALL_V) {
+  const uint8_t agree = call.row->agree;
+  if (agree != 0) f.strict = call.strict ? 1 : 0;
+  if ((agree & kAgreeDtype) != 0) f.dtype = call.dtype;
+  if ((agree & kAgreeReduction) != 0) f.reduction = call.reduction;
+  if ((agree & kAgreeRoot) != 0) f.root = call.peer;
+  if ((agree & kAgreeCount) != 0) f.count = call.count;
+  if ((agree & kAgreeCounts) != 0) {
     f.counts_digest = digest(call.row->input == Shape::kBlocks ? call.input.counts : call.output.counts);
   }
   return f;

@@ -20,13 +20,6 @@ struct Fraction {
   uint64_t of(uint64_t length) const { return static_cast<uint64_t>(Wide{num} * Wide{length} / den); }
 };
 
-enum class Lane : uint8_t { kPre = 0, kCross = 1, kPost = 2 };
-inline constexpr int kLanes = 3;
-
-enum class Verb : uint8_t { kLocal = 0, kSend = 1, kRecv = 2, kCopy = 3, kReduce = 4, kScale = 5 };
-
-enum class FactorKind : uint8_t { kOne = 0, kAverage = 1, kCall = 2 };
-
 inline constexpr int kInputBuffer = 0, kOutputBuffer = 1, kFirstScratch = 2;
 
 struct Slice {

@@ -1,4 +1,4 @@
-// Data types, reductions and kinds: the one place that knows their names, sizes and what goes with what.
+// Data types, reductions and kinds: what the core asks of the tables in spec.h.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "polyccl/backend.h"
+#include "spec.h"
 
 namespace polyccl {
 
@@ -29,20 +30,6 @@ std::string_view reduction_name(Reduction reduction);
 // Whether PolyCCL's host kernels combine this type by this reduction. AVG and PREMUL_SUM count as reductions here: they are sums with
 // a scaling. The fp8 types only move.
 bool can_reduce(Dtype dtype, Reduction reduction);
-
-// How one side of an operation is laid out on a rank, and which ranks have it; the values are those of operations.py.
-enum class Shape : uint8_t { kNone = 0, kOne = 1, kBlocks = 2 };
-enum class Who : uint8_t { kNobody = 0, kAll = 1, kRoot = 2 };
-
-// A row of the table of operations (core/python/polyccl/operations.py).
-struct Operation {
-  Kind kind;
-  std::string_view name;
-  Shape input, output;
-  Who input_at, output_at;
-  bool rooted, reduces, ragged;
-  bool collective() const { return kind != POLYCCL_KIND_SEND && kind != POLYCCL_KIND_RECV; }
-};
 
 std::span<const Operation> operations();
 

@@ -17,8 +17,8 @@ BARE = ModuleType("polyccl")
 BARE.__path__ = [str(Path(__file__).parents[2] / "core" / "python" / "polyccl")]
 sys.modules["polyccl"] = BARE
 
-from polyccl.operations import BY_KIND, Kind, Reduction  # noqa: E402
 from polyccl.planner.planner import Memory, Options, Request, Topology, plan  # noqa: E402
+from polyccl.spec import BY_KIND, Kind, Reduction  # noqa: E402
 
 OPTIONS = Options(chunk_bytes=32 << 10, latency_bytes=4 << 10)
 """Small chunks, so that data of a test's size already passes the staging ring in many pieces."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from polyccl.operations import BY_KIND, Kind, Reduction
 from polyccl.planner import Options, Request, Topology
 from polyccl.planner.payload import Counts
+from polyccl.spec import BY_KIND, Kind, Reduction
 
 COLLECTIVES = [kind for kind in Kind if BY_KIND[kind].collective]
 REDUCING = [kind for kind in COLLECTIVES if BY_KIND[kind].reduces]

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_cases import BOUNDED, LAYOUTS, options, scenes, topologies
 
-from polyccl.operations import BY_KIND, Kind, Reduction
 from polyccl.planner import Options, Request, Topology, plan, small
 from polyccl.planner.payload import Counts, bound, describe, payload, traffic
 from polyccl.planner.verify import check, make_case
+from polyccl.spec import BY_KIND, Kind, Reduction
 
 KIB = 1024
 

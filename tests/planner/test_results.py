@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_cases import COLLECTIVES, LAYOUTS, REDUCING, scenes, topologies
 
-from polyccl.operations import BY_KIND, Kind, Reduction
 from polyccl.planner import Options, Request, Topology, plan
 from polyccl.planner.payload import payload
 from polyccl.planner.simulate import simulate
 from polyccl.planner.verify import check, make_case
+from polyccl.spec import BY_KIND, Kind, Reduction
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())

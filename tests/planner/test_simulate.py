@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_cases import COLLECTIVES, scenes, topologies
 
-from polyccl.operations import Kind, Reduction
 from polyccl.planner import Options, Request, Topology, plan
 from polyccl.planner.plan import FORMAT_VERSION, Factor, Lane, Plan, SectionBuilder, Slice, Step, Verb, overlaps
 from polyccl.planner.simulate import Deadlock, Mismatch, SimulationError, simulate
 from polyccl.planner.verify import WrongResult, check, make_case
+from polyccl.spec import Kind, Reduction
 
 PAIR = Topology.singletons(2)
 

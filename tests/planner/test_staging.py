@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_cases import COLLECTIVES, scenes, topologies
 
-from polyccl.operations import Kind
 from polyccl.planner import plan
 from polyccl.planner.plan import Buffer, Lane, Section, Slice, Verb
 from polyccl.planner.staging import Memory
 from polyccl.planner.topology import Topology
 from polyccl.planner.verify import check, make_case
+from polyccl.spec import Kind
 
 
 def on_device(section: Section, part: Slice) -> bool:

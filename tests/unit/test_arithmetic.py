@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from polyccl import _native
-from polyccl.operations import OPERATIONS, Reduction
+from polyccl.spec import OPERATIONS, Reduction
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

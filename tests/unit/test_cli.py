@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from polyccl import backends, environment, report
 from polyccl.cli import app
 from polyccl.errors import BackendUnavailable, InvalidArgument
-from polyccl.operations import OPERATIONS
+from polyccl.spec import OPERATIONS
 
 COLLECTIVES = [row.name for row in OPERATIONS if row.collective]
 

@@ -22,8 +22,8 @@ from typer.main import get_command
 import polyccl
 from polyccl import backends, environment, errors
 from polyccl.cli import app
-from polyccl.operations import OPERATIONS, Shape, Who
 from polyccl.options import CALL_HINTS, HINTS
+from polyccl.spec import OPERATIONS, Shape, Who
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "backends/*", "benchmarks", "examples", "tests/*")

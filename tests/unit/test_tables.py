@@ -7,8 +7,7 @@ from pathlib import Path
 
 import polyccl
 from polyccl import _native
-from polyccl.operations import OPERATIONS, Kind, Reduction
-from polyccl.planner.task import DTYPE_BYTES
+from polyccl.spec import DTYPE_BYTES, OPERATIONS, Kind, Reduction
 
 HEADER = (Path(polyccl.__file__).parent / "include/polyccl/backend.h", Path(__file__).parents[2] / "core/abi/polyccl/backend.h")
 

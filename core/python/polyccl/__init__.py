@@ -27,9 +27,9 @@ from .errors import (
     PeerLost,
     UnsupportedOperation,
 )
-from .operations import Kind, Reduction
 from .options import CommOptions
 from .reduce_op import ReduceOp
+from .spec import Kind, Reduction
 from .trace import TraceEvent
 
 torch_hook.when_torch_is_there()

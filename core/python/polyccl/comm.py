@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native, create
 from .errors import InvalidArgument, UnsupportedOperation
-from .operations import Kind
 from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
 from .reduce_op import ReduceOp
+from .spec import Kind
 from .trace import TraceEvent, read_event
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from . import _native, backends, devices, environment, ranks, rendezvous
 from . import store as stores
 from ._version import __version__
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
-from .operations import Kind, Reduction
 from .options import HINTS as KNOWN_HINTS
 from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
 from .planner import planner
@@ -28,6 +27,7 @@ from .planner.staging import Memory
 from .planner.task import Request
 from .planner.topology import Topology
 from .rendezvous import Hello, Roster
+from .spec import DTYPE_NUMBERS, Kind, Reduction
 from .store import PrefixStore, Store
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Library:
         if self.plugin is None:
             return 0
         memory = _DEVICE_MEMORY if self.plugin.has_device else _HOST_MEMORY
-        return int(self.plugin.supports(int(kind), dtype_numbers()[dtype], int(reduction), memory))
+        return int(self.plugin.supports(int(kind), DTYPE_NUMBERS[dtype], int(reduction), memory))
 
 
 @dataclass(frozen=True)
@@ -270,17 +270,11 @@ def hello_of(backend: str, device: str, options: CommOptions, library: Library, 
 
 
 @cache
-def dtype_numbers() -> dict[str, int]:
-    """The ABI's number of each dtype."""
-    return {name: number for number, name, _ in _native.dtypes()}
-
-
-@cache
 def planner_digest() -> str:
     """A digest of everything that writes plans: ranks with another would plan otherwise."""
     digest = hashlib.sha256(__version__.encode())
     folder = Path(planner.__file__).parent
-    for file in [*sorted(folder.glob("*.py")), folder.parent / "operations.py"]:
+    for file in [*sorted(folder.glob("*.py")), folder.parent / "spec.py"]:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from .errors import InvalidArgument
-from .operations import Reduction
+from .spec import Reduction
 
 
 class ReduceOp:

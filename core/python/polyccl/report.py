@@ -14,7 +14,7 @@ from typing import Any
 from . import backends
 from ._version import __version__
 from .errors import CommError
-from .operations import OPERATIONS, Operation, Reduction
+from .spec import OPERATIONS, Operation, Reduction
 
 NATIVE, PLANNED, NONE = "native", "planned", "none"
 """The library does it; PolyCCL builds it from what the library does; nobody does."""

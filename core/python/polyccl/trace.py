@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .operations import Kind
 from .planner.plan import Lane, Verb
+from .spec import Kind
 
 
 class TraceEvent(NamedTuple):

@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import environment
-from ..operations import BY_KIND, Kind, Operation, Reduction, Shape
 from ..planner import payload as accounts
 from ..planner.planner import plan, small
-from ..planner.task import DTYPE_BYTES, Options, Request
+from ..planner.task import Options, Request
 from ..planner.topology import Topology
+from ..spec import BY_KIND, DTYPE_BYTES, Kind, Operation, Reduction, Shape
 
 
 @dataclass(frozen=True)

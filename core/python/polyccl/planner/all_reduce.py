@@ -19,7 +19,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 
-from ..operations import Kind
+from ..spec import Kind
 from .plan import Lane, Section, SectionBuilder, Slice
 from .task import Task
 

@@ -6,7 +6,7 @@ it, else over the link. An island sends n_i (N - n_i) blocks in an all_to_all, a
 
 from __future__ import annotations
 
-from ..operations import BY_KIND, Kind
+from ..spec import BY_KIND, Kind
 from .plan import Lane, Section, SectionBuilder, Slice
 from .task import Task
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from ..operations import BY_KIND, Kind
+from ..spec import BY_KIND, Kind
 from .plan import Lane, Section, SectionBuilder, Slice, overlaps
 from .task import Task, common_cuts
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..operations import BY_KIND, Kind, Reduction, Shape
+from ..spec import BY_KIND, Kind, Reduction, Shape
 from .plan import Buffer, Factor, Lane, Plan, Section, Slice, Step, Verb
 from .planner import plan
 from .task import Options, Request

@@ -13,37 +13,8 @@ Order and lanes
     steps, of its own lane or of one further upstream, which excludes cycles. Pre and post run their steps strictly in order
     (operation, iteration, position), so that all ranks of an island call its library alike; the cross lane starts a step as
     soon as its dependencies are met. Between two ranks, the messages of one iteration are matched by their order in the plans.
-"""
 
-from __future__ import annotations
-
-from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
-from fractions import Fraction
-from itertools import pairwise
-from math import lcm
-
-from ..operations import BY_KIND, Kind, Reduction
-
-FORMAT_VERSION = 2
-"""First word of an encoded plan. The executor refuses another."""
-
-Number = int | Fraction
-
-
-class Lane(IntEnum):
-    """Where a step runs."""
-
-    PRE = 0
-    CROSS = 1
-    POST = 2
-
-
-class Verb(IntEnum):
-    """What a step does.
-
+Verbs
     LOCAL
         One collective of kind ``kind`` on the island's communicator, from ``src[0]`` to ``dst[0]``; ``root`` is a rank *of the
         island*. Lane pre or post. Slices whose side is absent on this rank (the input of a broadcast elsewhere than at the
@@ -57,24 +28,28 @@ class Verb(IntEnum):
         ``dst[0] = src[0] op src[1] op ...``, in this order, then scaled by ``factor``. ``dst[0]`` may be one of the sources.
     SCALE
         ``dst[0] = src[0] * factor``.
-    """
 
-    LOCAL = 0
-    SEND = 1
-    RECV = 2
-    COPY = 3
-    REDUCE = 4
-    SCALE = 5
+Factors
+    AVERAGE is 1 / size of the communicator: floats are multiplied, integers divided with truncation. CALL is the factor of this
+    rank's PREMUL_SUM call.
+"""
 
+from __future__ import annotations
 
-class Factor(IntEnum):
-    """What REDUCE and SCALE multiply by."""
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from fractions import Fraction
+from itertools import pairwise
+from math import lcm
 
-    ONE = 0
-    AVERAGE = 1
-    """1 / size of the communicator: floats are multiplied, integers divided with truncation."""
-    CALL = 2
-    """The factor of this rank's PREMUL_SUM call."""
+from ..spec import BY_KIND, Factor, Kind, Lane, Reduction, Verb
+
+FORMAT_VERSION = 2
+"""First word of an encoded plan. The executor refuses another."""
+
+Number = int | Fraction
 
 
 class Buffer(IntEnum):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..operations import BY_KIND, Kind, Shape, Who
+from ..spec import BY_KIND, Kind, Shape, Who
 from . import all_reduce, direct, gathering, rooted
 from .plan import Factor, Plan, Section
 from .staging import Memory, stage
-from .task import DTYPE_BYTES, Options, Request, Task
+from .task import Options, Request, Task
 from .topology import Topology
 
 Bandwidth = Callable[[Task], tuple[str, Section]]
@@ -91,4 +91,4 @@ def _alone(task: Task) -> Section:
     return b.build()
 
 
-__all__ = ["ALGORITHMS", "DTYPE_BYTES", "Memory", "Options", "Request", "Topology", "plan", "small"]
+__all__ = ["ALGORITHMS", "Memory", "Options", "Request", "Topology", "plan", "small"]

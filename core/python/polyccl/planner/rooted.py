@@ -14,7 +14,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import lcm
 
-from ..operations import Kind
+from ..spec import Kind
 from .plan import Factor, Lane, Section, SectionBuilder, Slice, overlaps
 from .task import Task
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..operations import Kind, Reduction
+from ..spec import Kind, Reduction
 from .plan import Buffer, Factor, Lane, Plan, Section, Slice, Step, Verb
 from .topology import Topology
 

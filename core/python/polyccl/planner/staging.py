@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
 
-from ..operations import BY_KIND, Kind, Shape
+from ..spec import BY_KIND, Kind, Shape
 from .plan import Buffer, Lane, Section, SectionBuilder, Slice, Step, Verb
 
 

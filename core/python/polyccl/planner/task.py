@@ -13,33 +13,9 @@ from fractions import Fraction
 from functools import cached_property
 from math import lcm
 
-from ..operations import Kind, Reduction
+from ..spec import DTYPE_BYTES, Kind, Reduction
 from .plan import Factor, Lane, SectionBuilder, Slice
 from .topology import Topology
-
-DTYPE_BYTES: dict[str, int] = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
-"""Bytes of one element, by the dtype's name."""
 
 ALIGNMENT = 16
 """Slices begin at multiples of this many elements where chunks are long enough for it: vector loads, and whole cache lines."""
@@ -210,4 +186,4 @@ def common_cuts(parts: Iterable[Fraction]) -> int:
     return lcm(1, *(part.denominator for part in parts))
 
 
-__all__ = ["ALIGNMENT", "DTYPE_BYTES", "Options", "Request", "Task", "common_cuts"]
+__all__ = ["ALIGNMENT", "Options", "Request", "Task", "common_cuts"]

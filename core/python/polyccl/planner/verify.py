@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..operations import BY_KIND, Kind, Operation, Reduction, Shape, Who
+from ..spec import BY_KIND, Kind, Operation, Reduction, Shape, Who
 from .payload import Counts, block_counts
 from .plan import Plan
 from .planner import plan

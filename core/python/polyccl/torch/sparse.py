@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import InvalidArgument, UnsupportedOperation
-from ..operations import Reduction
 from ..reduce_op import ReduceOp
+from ..spec import Reduction
 
 if TYPE_CHECKING:
     from ..comm import Comm

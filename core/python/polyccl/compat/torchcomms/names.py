@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ... import backends, environment
 from ..._native import Work as TorchWork
 from ...errors import UnsupportedOperation
-from ...operations import Reduction as RedOpType
+from ...spec import Reduction as RedOpType
 
 
 class Timeout(timedelta):
