@@ -1,4 +1,4 @@
-"""The facts that several languages and documents share, each stated once: data types, reductions, kinds of operations, steps of plans.
+"""The facts that several languages share, each stated once: data types, reductions, kinds of operations, steps of plans.
 
 `generate.py` writes them into the ABI's header, the core's tables and the Python package. To add or change one, edit this file and
 run the generator. Numbers are those of the ABI and of encoded plans, and are never reused.
