@@ -186,6 +186,8 @@ class Communicator:
         timeout: float | None = None,
         strict: bool = False,
         tag: int = 0,
+        input_name: str = "tensor",
+        output_name: str = "tensor",
     ) -> Work: ...
     def find_sender(self, tag: int, timeout: float | None = None) -> int:
         """
