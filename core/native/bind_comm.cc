@@ -374,7 +374,8 @@ void bind_comm(nb::module_& m) {
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<Device>(m, "Device", "A device, through its backend.")
-      .def(nb::init<const Backend&, int>(), "backend"_a, "index"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<const Backend&, int, bool>(), "backend"_a, "index"_a, "high_priority"_a = false,
+           nb::keep_alive<1, 2>())
       .def_prop_ro("index", &Device::index)
       .def_prop_ro("is_host", &Device::is_host, "True for a stand-in, whose memory is the host's.")
       .def_prop_ro("waits_for_host", &Device::has_flags,

@@ -1,7 +1,9 @@
-"""Collectives of objects on communicators of devices."""
+"""On communicators of devices: collectives of objects, and the priority of streams."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,3 +94,23 @@ def abort_while_gathering(rank: int, size: int, directory: str) -> str:
 
 def test_abort_ends_object_collectives_of_all(devices: SharedPool, directory: str) -> None:
     assert devices.each(abort_while_gathering, 2, 2, directory) == ["Aborted", "Aborted"]
+
+
+def streams_by_priority(rank: int, size: int, directory: str, backend: str, device: str) -> tuple[int, int]:
+    """How many urgent streams this rank's device has, with a communicator of plain ones and then with one of urgent ones."""
+    library = ctypes.CDLL(os.environ["POLYCCL_CUDA_LIBRARY" if device == "cuda" else "POLYCCL_HIP_LIBRARY"])
+    urgent = getattr(library, f"polyccl_stand_in_{device}_urgent_streams")
+    plain = communicator(rank, size, directory, backend, device)
+    before = urgent(rank)
+    high = communicator(rank, size, directory, backend, device, is_high_priority_stream=True)
+    after = urgent(rank)
+    assert not plain.get_options().is_high_priority_stream
+    assert high.get_options().is_high_priority_stream
+    return before, after
+
+
+@pytest.mark.parametrize(("backend", "device"), [("nccl", "cuda"), ("rccl", "hip")])
+def test_streams_have_the_priority_that_was_asked_for(devices: SharedPool, directory: str, backend: str, device: str) -> None:
+    for before, after in devices.each(streams_by_priority, 2, 2, directory, backend, device):
+        assert before == 0
+        assert after > 0

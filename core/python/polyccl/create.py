@@ -139,7 +139,8 @@ def new_comm(
     ``cpu``, ``cuda``, ``hip`` or ``xpu``, with an index (``cuda:1``) or without (the local rank's). ``name`` (by default that of
     the backend) keeps communicators of one store apart; a name may be used again after its rendezvous. ``store`` is a torch
     Store, one of `polyccl.store`, or None for what the launcher left in the environment. ``rank`` and ``size`` come from there
-    too, unless given. ``hints`` are listed in `polyccl.options`.
+    too, unless given. With ``is_high_priority_stream`` the streams that PolyCCL makes on a device, for asynchronous operations
+    and copies, have the device's highest priority; in host memory there are none. ``hints`` are listed in `polyccl.options`.
 
     Raises InvalidArgument, BackendUnavailable, Mismatch (ranks differ in what they must share), CommTimeout (with the missing
     ranks), on all ranks alike where the cause is shared.
@@ -197,7 +198,7 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
     """Meet the other ranks and build what this rank needs."""
     place = devices.parse(device)
     library = find_library(local_backend(backend, place, options))
-    opened = open_device(name, library, place)
+    opened = open_device(name, library, place, options.is_high_priority_stream)
     deadline = time.monotonic() + min(options.timeout, 1e9)
     roster = rendezvous.exchange(store, name, hello_of(backend, device, options, library, rank), size, deadline)
     if backend not in (BRIDGE, AUTO):
@@ -234,8 +235,11 @@ def find_library(name: str) -> Library:
     return Library(name, _native.Backend.load(str(backends.find(name))))
 
 
-def open_device(name: str, library: Library, place: devices.DeviceName) -> _native.Device | None:
-    """The library's device, or None for a library of host memory. Raises InvalidArgument where it cannot use tensors there."""
+def open_device(name: str, library: Library, place: devices.DeviceName, high_priority: bool = False) -> _native.Device | None:
+    """The library's device, or None for a library of host memory. Raises InvalidArgument where it cannot use tensors there.
+
+    With ``high_priority`` the streams that PolyCCL makes there have the highest priority, else the lowest.
+    """
     works_on_device = library.plugin is not None and library.plugin.has_device
     if not works_on_device:
         if not place.on_host:
@@ -244,7 +248,7 @@ def open_device(name: str, library: Library, place: devices.DeviceName) -> _nati
                 f'backend ({place.backend}), by hints={{"local": ...}} or POLYCCL_LOCAL in a bridge'
             )
         return None
-    opened = _native.Device(library.plugin, devices.choose_index(place, library.plugin.device_count))
+    opened = _native.Device(library.plugin, devices.choose_index(place, library.plugin.device_count), high_priority)
     if place.on_host and not opened.is_host:
         raise InvalidArgument(
             f"communicator '{name}': backend '{library.name}' works on its device's memory; give that device, not 'cpu'"
