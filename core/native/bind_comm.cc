@@ -15,6 +15,7 @@
 #include "arguments.h"
 #include "bindings.h"
 #include "communicator.h"
+#include "log.h"
 
 namespace polyccl {
 
@@ -371,6 +372,9 @@ nb::list take_trace(Communicator& comm) {
 void bind_comm(nb::module_& m) {
   bind_work(m);
   m.attr("ABI") = POLYCCL_ABI;
+  m.def(
+      "log", [](int level, const std::string& text) { write_log(level, "", text); }, "level"_a, "text"_a,
+      "Write a line to standard error if POLYCCL_LOG asks for its level, POLYCCL_LOG_* of the ABI.");
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<Device>(m, "Device", "A device, through its backend.")

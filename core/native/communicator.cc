@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "log.h"
+
 namespace polyccl {
 namespace {
 
@@ -122,6 +124,7 @@ Error Communicator::fail(const Error& error, bool tell) {
     failure_ = error;
     broken_.store(true, std::memory_order_release);
   }
+  write_log(POLYCCL_LOG_INFO, "", where("failure") + ": " + error.what());
   group_->fail(error, tell);
   if (config_.native) config_.native->abort();
   for (auto& island : config_.island) {

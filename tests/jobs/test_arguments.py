@@ -242,6 +242,7 @@ CREATION: dict[str, list[Any]] = {
     "store": [5, "tcp://x", {}, Odd()],
     "enable_reconfigure": WRONG["flag"],
     "hints": [*WRONG["hints"], {"chunk_bytes": 4096}, {"chunk_bytes": "many"}, {"latency_bytes": ""}, {"cross": "ucx"}],
+    "check": WRONG["optional flag"],
     "rank": [each for each in WRONG["rank"] if each is not None] + [1],
     "size": [each for each in WRONG["rank"] if each is not None] + [0],
 }
@@ -255,9 +256,8 @@ def creators() -> Iterable[Callable[..., Any]]:
 
 def test_new_comm_refuses_wrong_values_by_name() -> None:
     for create in creators():
-        assert set(CREATION) == set(parameters(create))
-        for argument, values in CREATION.items():
-            for value in values:
+        for argument in parameters(create):
+            for value in CREATION[argument]:
                 named: dict[str, Any] = {"backend": "host", "device": "cpu", "rank": 0, "size": 1, "timeout": 5} | {argument: value}
                 shown = "hint" if argument == "hints" else argument
                 refuses(lambda named=named, create=create: create(**named), shown)  # type: ignore[misc]

@@ -142,7 +142,9 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     if compiler is None or not (ROOT / "core/native/loader.cc").exists():
         pytest.skip("there is no C++ compiler, or no source tree, to build the driver from")
     program = tmp_path_factory.mktemp("drive") / "drive_comm"
-    sources = [str(ROOT / "core/native" / name) for name in ("loader.cc", "call_thread.cc")] + [str(PLUGINS / "drive_comm.cc")]
+    sources = [str(ROOT / "core/native" / name) for name in ("loader.cc", "log.cc", "call_thread.cc")] + [
+        str(PLUGINS / "drive_comm.cc")
+    ]
     includes = [f"-I{ROOT / 'core/abi'}", f"-I{ROOT / 'core/native'}"]
     command = [compiler, "-std=c++20", "-O0", *includes, *sources, "-ldl", "-pthread", "-o", str(program)]
     subprocess.run(command, check=True, timeout=110)

@@ -135,6 +135,9 @@ class Work:
 
 ABI: int = 65536
 
+def log(level: int, text: str) -> None:
+    """Write a line to standard error if POLYCCL_LOG asks for its level, POLYCCL_LOG_* of the ABI."""
+
 def link_address() -> tuple[str, str, int]:
     """
     Where this process's link listens: (process id in hex, host, port). Starts the link.

@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from . import _native, arguments, backends, devices, environment, ranks, rendezvous
+from . import _native, arguments, backends, devices, environment, log, ranks, rendezvous
 from . import store as stores
 from ._version import __version__
 from .arguments import Timeout
@@ -131,16 +131,18 @@ def new_comm(
     *,
     rank: int | None = None,
     size: int | None = None,
+    check: bool | None = None,
 ) -> Comm:
     """Create a communicator. Collective over all its ranks; blocks until they are there, or the timeout.
 
     ``backend`` is a library that all ranks have (``"host"``, ``"gloo"``, ...), ``"bridge"`` (islands are discovered, then joined)
-    or ``"auto"`` (the plain library where all ranks are one island, else a bridge). ``device`` is where tensors will be:
-    ``cpu``, ``cuda``, ``hip`` or ``xpu``, with an index (``cuda:1``) or without (the local rank's). ``name`` (by default that of
-    the backend) keeps communicators of one store apart; a name may be used again after its rendezvous. ``store`` is a torch
-    Store, one of `polyccl.store`, or None for what the launcher left in the environment. ``rank`` and ``size`` come from there
-    too, unless given. With ``is_high_priority_stream`` the streams that PolyCCL makes on a device, for asynchronous operations
-    and copies, have the device's highest priority; in host memory there are none. ``hints`` are listed in `polyccl.options`.
+    or ``"auto"`` (the plain library where all ranks are one island, else a bridge). ``device`` is where tensors will be: ``cpu``,
+    ``cuda``, ``hip`` or ``xpu``, with an index (``cuda:1``) or without (the local rank's). ``name`` (by default that of the
+    backend) keeps communicators of one store apart; a name may be used again after its rendezvous. ``store`` is a torch Store,
+    one of `polyccl.store`, or None for what the launcher left in the environment. ``rank`` and ``size`` come from there too,
+    unless given. With ``is_high_priority_stream`` the streams that PolyCCL makes on a device, for asynchronous operations and
+    copies, have the device's highest priority; in host memory there are none. ``check`` compares every call between ranks before
+    it starts; None: POLYCCL_CHECK. ``hints`` are listed in `polyccl.options`.
 
     Raises InvalidArgument, BackendUnavailable, Mismatch (ranks differ in what they must share), CommTimeout (with the missing
     ranks), on all ranks alike where the cause is shared.
@@ -148,9 +150,10 @@ def new_comm(
     from .comm import Comm
 
     environment.warn_unknown()
+    environment.level()  # refuses a level that there is not, which the core would take for the default
     backend = arguments.text("backend", backend, 'a backend\'s name, e.g. "bridge"')
     rank, size = _checked_place(rank, size)
-    options = make_options(abort_process_on_timeout_or_error, timeout, is_high_priority_stream, enable_reconfigure, hints)
+    options = make_options(abort_process_on_timeout_or_error, timeout, is_high_priority_stream, enable_reconfigure, hints, check)
     if enable_reconfigure:
         raise UnsupportedOperation("enable_reconfigure: not supported by this version of PolyCCL")
     place = ranks.detect(rank, size)
@@ -199,7 +202,9 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
     place = devices.parse(device)
     library = find_library(local_backend(backend, place, options))
     opened = open_device(name, library, place, options.is_high_priority_stream)
-    deadline = time.monotonic() + min(options.timeout, 1e9)
+    began = time.monotonic()
+    deadline = began + min(options.timeout, 1e9)
+    log.debug(f"communicator '{name}': rank {rank} of {size} brings {library.name} {library.version} for {place}")
     roster = rendezvous.exchange(store, name, hello_of(backend, device, options, library, rank), size, deadline)
     if backend not in (BRIDGE, AUTO):
         _require_one_library(roster)
@@ -211,9 +216,10 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
     group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, store)
     if not place.on_host:
         group = replace(group, on_host=partial(_companion, group, build))
-    if len(islands) > 1:
-        return group, build.bridge(islands)
-    return group, build.plain(list(range(size)), roster.group, name)
+    native = build.bridge(islands) if len(islands) > 1 else build.plain(list(range(size)), roster.group, name)
+    parts = ", ".join(f"{label} {members}" for label, members in zip(labels, islands, strict=True))
+    log.info(f"communicator '{name}': rank {rank} of {size} on {kind}, islands {parts}; made in {time.monotonic() - began:.3f} s")
+    return group, native
 
 
 def _companion(group: Group, build: _Builder) -> Formed:
@@ -403,7 +409,7 @@ class _Builder:
             pre=legs[0] if legs else None,
             post=legs[-1] if legs else None,
             overlap=self.library.concurrent,
-            planner=_plan_writer(topology, list(members).index(self.rank), self.options, self._memory(bool(own))),
+            planner=_plan_writer(name, topology, list(members).index(self.rank), self.options, self._memory(bool(own))),
             check=self.options.check,
             timeout=self.options.timeout,
             latency_bytes=self.options.planner_options().latency_bytes,
@@ -422,12 +428,17 @@ class _Builder:
         return where
 
 
-def _plan_writer(topology: Topology, rank: int, options: CommOptions, memory: Callable[[str], Memory]) -> Any:
+def _plan_writer(name: str, topology: Topology, rank: int, options: CommOptions, memory: Callable[[str], Memory]) -> Any:
     """What the executor calls for a plan that it does not have yet."""
 
     def write(kind: int, dtype: str, reduction: int, root: int, small: bool, strict: bool) -> bytes:
         request = Request(Kind(kind), dtype, Reduction(reduction), root, small)
-        return planner.plan(request, topology, rank, options.planner_options(strict), memory(dtype)).encode()
+        plan = planner.plan(request, topology, rank, options.planner_options(strict), memory(dtype))
+        log.debug(
+            f"communicator '{name}': rank {rank} plans {request.kind.name.lower()} of {dtype} as {plan.name}, chunks of "
+            f"{plan.main.chunk} elements, {len(plan.main.steps)} steps"
+        )
+        return plan.encode()
 
     return write
 

@@ -71,13 +71,14 @@ def make_options(
     is_high_priority_stream: bool | None,
     enable_reconfigure: bool,
     hints: Mapping[str, str] | None,
+    check: bool | None = None,
 ) -> CommOptions:
     """Options from arguments, else from the environment. Raises InvalidArgument for values that are none."""
     abort = arguments.optional_flag("abort_process_on_timeout_or_error", abort_process_on_timeout_or_error)
     return CommOptions(
         timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout),
         abort_process_on_timeout_or_error=environment.flag("POLYCCL_ABORT_ON_ERROR") if abort is None else abort,
-        check=environment.flag("POLYCCL_CHECK"),
+        check=environment.flag("POLYCCL_CHECK") if check is None else arguments.flag("check", check),
         hints=check_hints(hints, HINTS),
         enable_reconfigure=arguments.flag("enable_reconfigure", enable_reconfigure),
         is_high_priority_stream=bool(arguments.optional_flag("is_high_priority_stream", is_high_priority_stream)),

@@ -26,7 +26,7 @@ from ...backends import KNOWN
 from ...comm import Comm, Hints
 from ...errors import InvalidArgument
 from ...torch import options as opts
-from ...torch.create import inherited_options
+from ...torch.create import checks, inherited_options
 from ...torch.mesh import TorchsStore
 from ...torch.process_group import ProcessGroup
 from ...torch_hook import NAME
@@ -124,6 +124,7 @@ def new_comm(
         hints=options.hints,
         rank=call["group_rank"],
         size=call["group_size"],
+        check=checks(),
     )
     return GroupComm.of(made)
 
