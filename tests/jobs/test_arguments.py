@@ -344,6 +344,33 @@ def test_reductions_of_torch_refuse_wrong_values_by_name() -> None:
         refuses(lambda value=value: reduction(value), "op")  # type: ignore[misc]
 
 
+def test_a_mesh_refuses_wrong_values_by_name(alone: Comm) -> None:
+    pytest.importorskip("torch")
+    for value in (None, 5, "ab", [None], ["comm"], Odd()):
+        refuses(lambda value=value: polyccl.init_device_mesh(value, ("a",)), "mesh_dim_comms")  # type: ignore[misc]
+    for value in (None, 5, "a", [5], [None], [""], Odd()):
+        refuses(lambda value=value: polyccl.init_device_mesh([alone], value), "mesh_dim_names")  # type: ignore[misc]
+    for value in (5, "comm", Odd()):
+        refuses(lambda value=value: polyccl.init_device_mesh([alone], ("a",), value), "_global_comm")  # type: ignore[misc]
+
+
+def test_batches_of_torchcomms_refuse_wrong_values_by_name() -> None:
+    from polyccl.compat import torchcomms
+
+    comm = torchcomms.new_comm("host", "cpu", "batches", rank=0, size=1, timeout=30)
+    for value in (5, "options", {}, Odd()):
+        refuses(lambda value=value: comm.batch_op_create().issue(False, value), "options")  # type: ignore[misc]
+    for argument in ("timeout", "hints"):
+        for value in WRONG[argument]:
+            if value is None:
+                continue
+            options = torchcomms.BatchP2POptions(**{argument: value})
+            refuses(lambda options=options: comm.batch_op_create().issue(False, options), argument)  # type: ignore[misc]
+    for value in (None, "SEND", 1, True, Odd()):
+        refuses(lambda value=value: torchcomms.P2POp(value, f32(), 0), "type")  # type: ignore[misc]
+    usable(comm)
+
+
 # ---- whatever there is -------------------------------------------------------------------------------------------------------
 
 ANYTHING = st.one_of(

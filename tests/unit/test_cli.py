@@ -337,3 +337,9 @@ def test_a_missing_cmake_package_is_one_line_on_standard_error(tmp_path: Path) -
 def test_the_module_runs_as_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "polyccl", "--version"], capture_output=True, text=True, timeout=30, check=True)
     assert re.fullmatch(r"\d+\.\d+.*\n", done.stdout)
+
+
+def test_a_plan_says_how_much_more_than_the_least_it_sends_and_why() -> None:
+    shown = " ".join(run("plan", "--op", "all_reduce", "--bytes", "64MiB", "--islands", "6,2").split())
+    assert "Up to 1,280 bytes above the least: the elements that the plan's unit does not divide" in shown
+    assert "above the least" not in run("plan", "--op", "all_reduce", "--bytes", "96MiB", "--islands", "6,2")
