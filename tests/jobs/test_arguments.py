@@ -344,6 +344,17 @@ def test_reductions_of_torch_refuse_wrong_values_by_name() -> None:
         refuses(lambda value=value: reduction(value), "op")  # type: ignore[misc]
 
 
+def test_the_split_of_a_group_of_torch_refuses_wrong_values_by_name(alone: Comm) -> None:
+    pytest.importorskip("torch")
+    from polyccl.torch import ProcessGroup
+
+    group = ProcessGroup(alone)
+    for value in (None, 5, "0", [0, 0], [1], [True], ["0"], [0.0], Odd()):
+        refuses(lambda value=value: group.split_group(value), "new_ranks")  # type: ignore[misc]
+    for value in (5, ["x"], {"colour": "red"}, Odd()):
+        refuses(lambda value=value: group.split_group([0], opts=value), "pg_options")  # type: ignore[misc]
+
+
 def test_a_mesh_refuses_wrong_values_by_name(alone: Comm) -> None:
     pytest.importorskip("torch")
     for value in (None, 5, "ab", [None], ["comm"], Odd()):
