@@ -59,6 +59,8 @@ def integer(name: str, value: object, low: int, high: int, wanted: str = "") -> 
 
 def rank(name: str, value: object, size: int) -> int:
     """Return a rank of a communicator of ``size`` ranks."""
+    if type(value) is int and 0 <= value < size:  # what nearly all calls give
+        return value
     number = _index(value)
     if number is None or not 0 <= number < size:
         refuse(name, value, f"a rank from 0 to {size - 1}")
@@ -87,6 +89,8 @@ def split_sizes(name: str, value: object, size: int) -> list[int]:
 
 def tag(value: object) -> int:
     """Return the tag of a message."""
+    if type(value) is int and 0 <= value < TAGS:
+        return value
     return integer("tag", value, 0, TAGS - 1, "an integer from 0 to 2^32 - 1")
 
 

@@ -35,6 +35,9 @@ _REDUCING = frozenset(row.kind for row in OPERATIONS if row.reduces)
 _PEERS = {Kind.SEND: "dst", Kind.RECV: "src"} | {row.kind: "root" for row in OPERATIONS if row.rooted}
 """What the other rank, or the root, of an operation is called; the operations that have neither are missing."""
 
+_TENSOR = ("tensor", "tensor")
+"""What input and output are called where one argument is both, or the only one."""
+
 
 class Comm:
     """An ordered group of ranks. Made by `new_comm` and `split`."""
@@ -448,20 +451,24 @@ class Comm:
         hints: Hints,
         timeout: Timeout,
         *,
-        names: tuple[str, str] = ("tensor", "tensor"),
+        names: tuple[str, str] = _TENSOR,
         splits: tuple[Sequence[int], Sequence[int]] | None = None,
         tag: int = 0,
     ) -> Work:
         """Check what is no tensor, and issue. ``names`` are those of the arguments ``input`` and ``output``."""
-        with self._refusals(kind.name.lower(), None if kind in (Kind.SEND, Kind.RECV) else self._native.announce_refusal):
+        try:
             if kind in _PEERS:
                 peer = arguments.rank(_PEERS[kind], peer, self._group.size)
             code, factor = _reduction(op) if kind in _REDUCING else (0, None)
             strict = (hints is not None and is_strict(check_hints(hints, CALL_HINTS))) or self._strict
             limit, async_op, tag = arguments.optional_seconds(timeout), arguments.flag("async_op", async_op), arguments.tag(tag)
-            if peer in (-1, self._group.rank):
+            if names is not _TENSOR and peer in (-1, self._group.rank):
                 self._check_sides(names, (input, output))
             inputs, outputs = (None, None) if splits is None else self._rows(*splits)
+        except InvalidArgument as error:
+            if kind not in (Kind.SEND, Kind.RECV):
+                self._native.announce_refusal()
+            raise self._refusal(kind.name.lower(), error) from None
         try:
             work = self._native.issue(
                 kind, input, output, code, factor, peer, inputs, outputs, async_op, limit, strict, tag, *names
@@ -491,7 +498,10 @@ class Comm:
         except InvalidArgument as error:
             if announce is not None:
                 announce()
-            raise InvalidArgument(f"{method} on communicator '{self.get_name()}': {error}") from None
+            raise self._refusal(method, error) from None
+
+    def _refusal(self, method: str, error: InvalidArgument) -> InvalidArgument:
+        return InvalidArgument(f"{method} on communicator '{self.get_name()}': {error}")
 
     def _watched(self, work: Work) -> Work:
         """A work whose failure ends the process, where that is wanted."""
