@@ -15,6 +15,7 @@ struct Check {
   const Communicator& comm;
   const Operation& row;
   size_t size;
+  const char *input, *output;  // what the user calls the sides
 
   [[noreturn]] void refuse(const std::string& why, Code code = Code::kInvalidArgument) const {
     throw Error(code, comm.where(std::string(row.name)) + ": " + why);
@@ -44,15 +45,13 @@ bool has_side(const Check& check, Who who, int root) {
   return who == Who::kAll || (who == Who::kRoot && root == check.comm.rank());
 }
 
-void check_root(const Check& check, int peer) {
-  const bool to_peer = !check.row.collective;
-  if (!check.row.rooted && !to_peer) return;
-  const std::string what = to_peer ? (check.row.kind == POLYCCL_KIND_SEND ? "dst" : "src") : "root";
-  if (peer < 0 || static_cast<size_t>(peer) >= check.size) {
-    check.refuse(what + " must be a rank from 0 to " + std::to_string(check.size - 1) + ", and is " +
-                 std::to_string(peer));
-  }
-  if (to_peer && peer == check.comm.rank()) check.refuse(what + " is this rank itself; copy the tensor instead");
+// Python has checked that it is a rank (polyccl/arguments.py).
+void check_peer(const Check& check, int peer) {
+  if (!check.row.rooted && check.row.collective) return;
+  if (peer < 0 || static_cast<size_t>(peer) >= check.size) check.refuse(std::to_string(peer) + " is no rank");
+  if (check.row.collective || peer != check.comm.rank()) return;
+  check.refuse(std::string(check.row.kind == POLYCCL_KIND_SEND ? "dst" : "src") + " is " + std::to_string(peer) +
+               ", this rank itself; copy the tensor instead");
 }
 
 constexpr int32_t kCpu = 1;  // DLPack's kDLCPU
@@ -136,8 +135,8 @@ void check_lists(const Check& check, const CheckedCall& c, Given given, bool rea
     check.refuse(std::string(what) + " must list one tensor for each of the " + std::to_string(check.size) +
                  " ranks, and has " + std::to_string(tensors.size()));
   };
-  if (reads && given.input_list) require(c.inputs, "input");
-  if (writes && given.output_list) require(c.outputs, "output");
+  if (reads && given.input_list) require(c.inputs, check.input);
+  if (writes && given.output_list) require(c.outputs, check.output);
 }
 
 uint64_t total_count(const std::vector<Tensor>& tensors) {
@@ -202,18 +201,18 @@ void shape_ragged(const Check& check, CheckedCall& c, const Arguments& a, Given 
   Call& call = c.call;
   const auto me = static_cast<size_t>(check.comm.rank());
   if (check.row.input == Shape::kBlocks)
-    call.input = ragged_blocks(check, c.inputs, given.input_list, a.input_splits, "input");
+    call.input = ragged_blocks(check, c.inputs, given.input_list, a.input_splits, check.input);
   if (check.row.output == Shape::kBlocks)
-    call.output = ragged_blocks(check, c.outputs, given.output_list, a.output_splits, "output");
+    call.output = ragged_blocks(check, c.outputs, given.output_list, a.output_splits, check.output);
   if (check.row.input == Shape::kOne) {
     call.input = {{static_cast<char*>(c.inputs[0].data)}, {c.inputs[0].count}};
     if (call.input.counts[0] != call.output.counts[me])
-      check.refuse("the input must be as long as output " + std::to_string(me));
+      check.refuse(std::string(check.input) + " must be as long as " + check.output + " " + std::to_string(me));
   }
   if (check.row.output == Shape::kOne) {
     call.output = {{static_cast<char*>(c.outputs[0].data)}, {c.outputs[0].count}};
     if (call.output.counts[0] != call.input.counts[me])
-      check.refuse("the output must be as long as input " + std::to_string(me));
+      check.refuse(std::string(check.output) + " must be as long as " + check.input + " " + std::to_string(me));
   }
   if (call.kind() == POLYCCL_KIND_ALL_TO_ALL_V && call.input.counts[me] != call.output.counts[me]) {
     check.refuse("the block that stays on this rank has unlike lengths in input and output");
@@ -239,15 +238,15 @@ void shape_equal(const Check& check, CheckedCall& c, Given given) {
   } else if (row.output == Shape::kOne && !c.outputs.empty()) {
     call.count = c.outputs[0].count;
   } else {
-    call.count = block_of(c.inputs, given.input_list, "input");
+    call.count = block_of(c.inputs, given.input_list, check.input);
   }
   if (!c.inputs.empty()) {
     call.input = row.input == Shape::kOne ? one_block(c.inputs[0])
-                                          : equal_blocks(check, c.inputs, given.input_list, call.count, "input");
+                                          : equal_blocks(check, c.inputs, given.input_list, call.count, check.input);
   }
   if (c.outputs.empty()) return;
   call.output = row.output == Shape::kOne ? one_block(c.outputs[0])
-                                          : equal_blocks(check, c.outputs, given.output_list, call.count, "output");
+                                          : equal_blocks(check, c.outputs, given.output_list, call.count, check.output);
   if (row.output == Shape::kOne && c.outputs[0].count != call.count) {
     check.refuse("input and output must have equally many elements, and have " + std::to_string(call.count) + " and " +
                  std::to_string(c.outputs[0].count));
@@ -299,8 +298,9 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
   if (row == nullptr)
     throw Error(Code::kUnsupportedOperation,
                 comm.where("operation " + std::to_string(a.kind)) + ": there is no such kind");
-  const Check check{comm, *row, static_cast<size_t>(comm.size())};
-  check_root(check, a.peer);
+  const Given given{!a.input.is_none() && is_list(a.input), !a.output.is_none() && is_list(a.output)};
+  const Check check{comm, *row, static_cast<size_t>(comm.size()), a.input_name, a.output_name};
+  check_peer(check, a.peer);
   CheckedCall c;
   c.call.row = row;
   c.call.peer = a.peer;
@@ -312,19 +312,17 @@ CheckedCall check_arguments(const Communicator& comm, const Arguments& a) {
     return c;
   }
   const bool reads = has_side(check, row->input_at, a.peer), writes = has_side(check, row->output_at, a.peer);
-  if (writes) c.outputs = take(check, a.output, Access::kWrite, "output");
+  const auto require = [&](nb::handle side, bool one, const char* what) {
+    if (side.is_none()) check.refuse(std::string(what) + " is None; this rank must give a tensor");
+    if (one && is_list(side)) check.refuse(std::string(what) + " must be one tensor, and is a list");
+  };
+  if (reads) require(a.input, row->input == Shape::kOne, check.input);
+  if (writes) require(a.output, row->output == Shape::kOne, check.output);
+  if (writes) c.outputs = take(check, a.output, Access::kWrite, check.output);
   if (reads && writes && a.input.is(a.output)) {
     c.inputs = c.outputs;
   } else if (reads) {
-    c.inputs = take(check, a.input, Access::kRead, "input");
-  }
-  const Given given{!a.input.is_none() && is_list(a.input), !a.output.is_none() && is_list(a.output)};
-  const bool lacks =
-      (reads && c.inputs.empty() && !given.input_list) || (writes && c.outputs.empty() && !given.output_list);
-  if (lacks) check.refuse("this rank must give " + std::string(reads && c.inputs.empty() ? "an input" : "an output"));
-  if ((given.input_list && row->input == Shape::kOne && reads) ||
-      (given.output_list && row->output == Shape::kOne && writes)) {
-    check.refuse("one tensor is wanted where a list was given");
+    c.inputs = take(check, a.input, Access::kRead, check.input);
   }
   check_lists(check, c, given, reads, writes);
   check_tensors(check, c);

@@ -21,6 +21,7 @@ struct Arguments {
   int peer = -1;
   std::optional<std::vector<int64_t>> input_splits, output_splits;  // rows of dimension 0, for all_to_all_v
   uint32_t tag = 0;                                                 // of send and recv
+  const char *input_name = "tensor", *output_name = "tensor";       // for errors
 };
 
 // A call with the tensors that it reads and writes. Destroy with the GIL.

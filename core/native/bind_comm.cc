@@ -15,6 +15,7 @@
 #include "arguments.h"
 #include "bindings.h"
 #include "communicator.h"
+#include "log.h"
 #include "transport.h"
 
 namespace polyccl {
@@ -86,10 +87,10 @@ CheckedCall checked(Communicator& comm, const Arguments& arguments) {
 std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb::handle output, Reduction reduction,
                             nb::handle factor, int peer, std::optional<std::vector<int64_t>> input_splits,
                             std::optional<std::vector<int64_t>> output_splits, bool async, Seconds timeout, bool strict,
-                            uint32_t tag) {
+                            uint32_t tag, const char* input_name, const char* output_name) {
   const Deadline deadline = deadline_of(comm, timeout);
-  CheckedCall c = checked(
-      comm, {kind, input, output, reduction, factor, peer, std::move(input_splits), std::move(output_splits), tag});
+  CheckedCall c = checked(comm, {kind, input, output, reduction, factor, peer, std::move(input_splits),
+                                 std::move(output_splits), tag, input_name, output_name});
   c.call.deadline = deadline;
   c.call.strict = strict;
   std::shared_ptr<Work> work;
@@ -291,14 +292,7 @@ nb::object error_of(const Work& work) {
 // The seconds of a timedelta or a number; nothing for None.
 Seconds seconds_of(nb::handle timeout) {
   if (timeout.is_none()) return {};
-  const nb::object value =
-      nb::hasattr(timeout, "total_seconds") ? timeout.attr("total_seconds")() : nb::borrow(timeout);
-  const double seconds = PyFloat_AsDouble(value.ptr());
-  if (PyErr_Occurred()) {
-    PyErr_Clear();
-    throw Error(Code::kInvalidArgument, "a timeout must be a timedelta or a number of seconds");
-  }
-  return seconds;
+  return nb::cast<double>(nb::module_::import_("polyccl.arguments").attr("seconds")(timeout));
 }
 
 void wait_on_host(Work& work, const Seconds& limit) {
@@ -341,6 +335,10 @@ void bind_work(nb::module_& m) {
       .def(
           "add_done_callback",
           [](std::shared_ptr<Work> work, nb::object callback) {
+            if (!PyCallable_Check(callback.ptr())) {
+              throw Error(Code::kInvalidArgument, "callback must be a function that takes no arguments, and is " +
+                                                      std::string(nb::repr(callback).c_str()));
+            }
             auto held = share({callback});
             Work& w = *work;
             nb::gil_scoped_release release;
@@ -353,7 +351,8 @@ void bind_work(nb::module_& m) {
               }
             });
           },
-          "callback"_a, "Call `callback()` once the operation is done: at once, or from the thread that completes it.")
+          "callback"_a.none(),
+          "Call `callback()` once the operation is done: at once, or from the thread that completes it.")
       .def("__repr__", [](const Work& w) {
         return "<polyccl Work: " + w.description() +
                (w.done() ? (w.error() ? ", failed>" : ", done>") : ", on its way>");
@@ -386,10 +385,14 @@ nb::list take_trace(Communicator& comm) {
 void bind_comm(nb::module_& m) {
   bind_work(m);
   m.attr("ABI") = POLYCCL_ABI;
+  m.def(
+      "log", [](int level, const std::string& text) { write_log(level, "", text); }, "level"_a, "text"_a,
+      "Write a line to standard error if POLYCCL_LOG asks for its level, POLYCCL_LOG_* of the ABI.");
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<Device>(m, "Device", "A device, through its backend.")
-      .def(nb::init<const Backend&, int>(), "backend"_a, "index"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<const Backend&, int, bool>(), "backend"_a, "index"_a, "high_priority"_a = false,
+           nb::keep_alive<1, 2>())
       .def_prop_ro("index", &Device::index)
       .def_prop_ro("is_host", &Device::is_host, "True for a stand-in, whose memory is the host's.")
       .def_prop_ro("waits_for_host", &Device::has_flags,
@@ -409,7 +412,7 @@ void bind_comm(nb::module_& m) {
   nb::class_<Communicator>(m, "Communicator", "What polyccl.Comm wraps: all ranks, islands and members are given.")
       .def("issue", &issue, "kind"_a, "input"_a.none(), "output"_a.none(), "reduction"_a, "factor"_a.none(), "peer"_a,
            "input_splits"_a.none(), "output_splits"_a.none(), "async_op"_a, "timeout"_a = nb::none(),
-           "strict"_a = false, "tag"_a = 0)
+           "strict"_a = false, "tag"_a = 0, "input_name"_a = "tensor", "output_name"_a = "tensor")
       .def("find_sender", &find_sender, "tag"_a, "timeout"_a = nb::none(),
            "Block until a message with this tag has come that no receive was issued for; the rank that sends it.")
       .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a = nb::none())

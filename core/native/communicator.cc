@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "log.h"
 #include "transport.h"
 
 namespace polyccl {
@@ -124,6 +125,7 @@ Error Communicator::fail(const Error& error, bool tell) {
     failure_ = error;
     broken_.store(true, std::memory_order_release);
   }
+  write_log(POLYCCL_LOG_INFO, "", where("failure") + ": " + error.what());
   group_->fail(error, tell);
   if (config_.native) config_.native->abort();
   for (auto& island : config_.island) {

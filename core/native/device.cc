@@ -99,7 +99,8 @@ bool Device::all_gone(Deadline deadline) {
   return true;
 }
 
-Device::Device(const Backend& backend, int index) : backend_(backend), index_(index), bin_(std::make_shared<Bin>()) {
+Device::Device(const Backend& backend, int index, bool high_priority)
+    : backend_(backend), index_(index), high_priority_(high_priority), bin_(std::make_shared<Bin>()) {
   const polyccl_device* t = backend.table().device;
   const bool whole = t != nullptr && t->host_alloc && t->host_free && t->alloc && t->free && t->stream_create &&
                      t->stream_destroy && t->stream_wait_event && t->event_create && t->event_destroy &&
@@ -115,9 +116,9 @@ void Device::check(polyccl_result result, const char* what) const {
   backend_.check(result, nullptr, std::string(what) + " on device " + std::to_string(index_));
 }
 
-Device::Handle Device::stream(bool high_priority) const {
+Device::Handle Device::stream() const {
   void* stream = nullptr;
-  check(table().stream_create(index_, high_priority ? 1 : 0, &stream), "creating a stream");
+  check(table().stream_create(index_, high_priority_ ? 1 : 0, &stream), "creating a stream");
   return {stream, [t = &table()](void* p) { (void)t->stream_destroy(p); }};
 }
 

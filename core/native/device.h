@@ -16,8 +16,9 @@ inline constexpr int64_t kSettleNs = 10'000'000'000;
 
 class Device {
  public:
-  // `backend` must have a device table. Throws kUnsupportedOperation where it lacks what staging needs.
-  Device(const Backend& backend, int index);
+  // `backend` must have a device table. Its streams get the highest priority with `high_priority`, else the lowest.
+  // Throws kUnsupportedOperation where the table lacks what staging needs.
+  Device(const Backend& backend, int index, bool high_priority = false);
 
   int index() const { return index_; }
   const Backend& backend() const { return backend_; }
@@ -35,7 +36,7 @@ class Device {
   // Wait until everything that any device was to let go of is gone; false where it is not by the deadline.
   static bool all_gone(Deadline deadline);
 
-  Handle stream(bool high_priority = false) const;
+  Handle stream() const;
   Handle event() const;
   Handle pinned(size_t bytes) const;  // host memory that copies to and from the device may overlap with
   Handle memory(size_t bytes) const;  // on the device
@@ -75,6 +76,7 @@ class Device {
 
   const Backend& backend_;
   const int index_;
+  const bool high_priority_;
   const std::shared_ptr<Bin> bin_;
   mutable std::once_flag flags_tried_;
   mutable bool has_flags_ = false;

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <utility>
 
+#include "log.h"
 #include "reduce.h"
 #include "results.h"
 
@@ -72,35 +73,8 @@ std::string clean(const char* buffer, size_t size) {
 // What a plugin is given: the host table, one for each plugin, so that its log lines carry its name
 // ---------------------------------------------------------------------------------------------------------------------
 
-const char* log_word(int32_t level) {
-  switch (level) {
-    case POLYCCL_LOG_ERROR:
-      return "error";
-    case POLYCCL_LOG_WARNING:
-      return "warning";
-    case POLYCCL_LOG_INFO:
-      return "info";
-    default:
-      return "debug";
-  }
-}
-
-// The least severe level that is printed: POLYCCL_LOG, read once.
-int32_t log_limit() {
-  static const int32_t limit = [] {
-    const char* named = std::getenv("POLYCCL_LOG");
-    const std::string_view name = named == nullptr ? "warning" : named;
-    if (name == "error") return int32_t{POLYCCL_LOG_ERROR};
-    if (name == "info") return int32_t{POLYCCL_LOG_INFO};
-    if (name == "debug") return int32_t{POLYCCL_LOG_DEBUG};
-    return int32_t{POLYCCL_LOG_WARNING};
-  }();
-  return limit;
-}
-
 void print_log(int32_t level, const std::string& path, const char* text) {
-  if (level > log_limit()) return;
-  std::fprintf(stderr, "polyccl: %s: %s: %s\n", path.c_str(), log_word(level), text);
+  write_log(level, path, text == nullptr ? "" : text);
 }
 
 std::atomic<LogSink> log_sink{print_log};

@@ -369,6 +369,8 @@ STAND_IN_API CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
+STAND_IN_API int polyccl_stand_in_cuda_urgent_streams(int device) { return runtime().urgent_streams(device); }
+
 // --- Memory ----------------------------------------------------------------------------------------------------------
 
 STAND_IN_API CUresult cuMemAlloc_v2(CUdeviceptr* memory, std::size_t bytes) {

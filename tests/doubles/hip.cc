@@ -218,6 +218,8 @@ STAND_IN_API hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greates
   });
 }
 
+STAND_IN_API int polyccl_stand_in_hip_urgent_streams(int device) { return runtime().urgent_streams(device); }
+
 // --- Memory ----------------------------------------------------------------------------------------------------------
 
 STAND_IN_API hipError_t hipMalloc(void** memory, std::size_t bytes) {

@@ -367,6 +367,12 @@ std::shared_ptr<Stream> Runtime::stream(const void* handle, int device) {
   return entry == streams_.end() ? nullptr : entry->second;
 }
 
+int Runtime::urgent_streams(int device) {
+  const auto streams = streams_of(device);
+  return static_cast<int>(
+      std::count_if(streams.begin(), streams.end(), [](const auto& stream) { return stream->priority < 0; }));
+}
+
 std::vector<std::shared_ptr<Stream>> Runtime::streams_of(int device) {
   std::vector<std::shared_ptr<Stream>> found;
   const std::lock_guard lock(mutex_);

@@ -152,6 +152,7 @@ class Runtime {
   // The stream of a handle. 0 and 1 are the device's default stream, 2 is the thread's own.
   std::shared_ptr<Stream> stream(const void* handle, int device);
   std::vector<std::shared_ptr<Stream>> streams_of(int device);
+  int urgent_streams(int device);
   Status synchronize_device(int device);
   Status begin_capture(Stream& stream, CaptureMode mode);
   Status end_capture(Stream& stream);

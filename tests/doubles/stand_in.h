@@ -14,4 +14,8 @@ STAND_IN_API const char* polyccl_stand_in(void);
 STAND_IN_API void* polyccl_stand_in_cuda_view(const void* pointer);
 STAND_IN_API void* polyccl_stand_in_hip_view(const void* pointer);
 
+// How many streams of the device were created with a priority above the default, and are still there.
+STAND_IN_API int polyccl_stand_in_cuda_urgent_streams(int device);
+STAND_IN_API int polyccl_stand_in_hip_urgent_streams(int device);
+
 #endif  // STAND_IN_STAND_IN_H_

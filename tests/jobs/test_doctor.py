@@ -72,6 +72,19 @@ def test_the_table_for_people_has_every_rank_and_rail(tmp_path: Path) -> None:
     assert status == 0
     for words in ("0:host", "1:host", "0 - 2", "1 - 2", "MB/s", "all well: 3 ranks"):
         assert words in printed
+    prefix = len("[0 0:host] ")
+    assert [line for line in printed.splitlines() if len(line) + prefix > 80] == []
+    assert "…" not in printed
+
+
+def test_without_a_launcher_it_examines_one_rank(tmp_path: Path) -> None:
+    told = ("POLYCCL_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(told)}
+    words = [sys.executable, "-m", "polyccl", "doctor"]
+    done = subprocess.run(words, env=kept, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "all well: 1 rank\n" in done.stdout
+    assert "no launcher says that there are other ranks" in done.stdout
 
 
 def test_one_island_has_no_rails_and_is_well(tmp_path: Path) -> None:

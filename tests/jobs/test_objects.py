@@ -83,15 +83,15 @@ def test_an_object_that_would_run_code_is_refused(jobs: SharedPool) -> None:
 
 
 def wrong_lists(comm: Comm) -> None:
-    with pytest.raises(InvalidArgument, match="one entry for each of the 3 ranks"):
+    with pytest.raises(InvalidArgument, match="object_list must be a list of 3 objects, one for each rank"):
         objects.all_gather_object(comm, [None], 1)
-    with pytest.raises(InvalidArgument, match="needs an entry"):
+    with pytest.raises(InvalidArgument, match="scatter_object_output_list must be a list with an entry"):
         objects.scatter_object_list(comm, 0, [], [1, 2, 3])
     rank = comm.get_rank()
     if rank != 1:
         objects.broadcast_object_list(comm, [1, 2], 0)
     else:
-        with pytest.raises(InvalidArgument, match="gave 2 objects and this rank has 3"):
+        with pytest.raises(InvalidArgument, match="object_list has 3 entries on this rank, and rank 0 gave 2"):
             objects.broadcast_object_list(comm, [1, 2, 3], 0)
     usable(comm)
 

@@ -68,9 +68,13 @@ def v_single(comm: Comm, output: list[int], input: list[int]) -> Any:
 
 REFUSALS: dict[str, Refusal] = {
     "no tensor": (lambda c: c.all_reduce("abc"), InvalidArgument, "str is no tensor"),
-    "None": (lambda c: c.all_reduce(None), InvalidArgument, "must give an input"),
-    "a list where a tensor is due": (lambda c: c.all_reduce([f32(2)]), InvalidArgument, "one tensor is wanted"),
-    "a tensor where a list is due": (lambda c: c.all_gather(f32(4), f32(2)), InvalidArgument, "a list is wanted"),
+    "None": (lambda c: c.all_reduce(None), InvalidArgument, "tensor is None; this rank must give a tensor"),
+    "a list where a tensor is due": (lambda c: c.all_reduce([f32(2)]), InvalidArgument, "tensor must be one tensor, and is a list"),
+    "a tensor where a list is due": (
+        lambda c: c.all_gather(f32(4), f32(2)),
+        InvalidArgument,
+        "tensor_list must be a list of 2 tensors",
+    ),
     "a text where a reduction is due": (lambda c: c.all_reduce(f32(2), "sum"), InvalidArgument, "ReduceOp"),
     "not contiguous": (lambda c: c.all_reduce(f32(4, 4).T[::2]), InvalidArgument, "is not contiguous"),
     "every second element": (lambda c: c.all_reduce(f32(8)[::2]), InvalidArgument, "is not contiguous"),
@@ -84,10 +88,14 @@ REFUSALS: dict[str, Refusal] = {
     "a list too short": (
         lambda c: c.all_gather([f32(2)], f32(2)),
         InvalidArgument,
-        "one tensor for each of the 2 ranks, and has 1",
+        "tensor_list must be a list of 2 tensors, one for each rank, and is a list of 1",
     ),
-    "a list too long": (lambda c: c.reduce_scatter(f32(2), [f32(2)] * 3), InvalidArgument, "one tensor for each of the 2 ranks"),
-    "an empty list": (lambda c: c.all_gather([], f32(2)), InvalidArgument, "one tensor for each of the 2 ranks, and has 0"),
+    "a list too long": (
+        lambda c: c.reduce_scatter(f32(2), [f32(2)] * 3),
+        InvalidArgument,
+        "input_list must be a list of 2 tensors",
+    ),
+    "an empty list": (lambda c: c.all_gather([], f32(2)), InvalidArgument, "one for each rank, and is a list of 0"),
     "an output of another length": (
         lambda c: c.all_gather_single(f32(5), f32(2)),
         InvalidArgument,
@@ -104,7 +112,11 @@ REFUSALS: dict[str, Refusal] = {
         "do not divide among 2 ranks",
     ),
     "input and output of unlike lengths": (lambda c: c.all_to_all_single(f32(4), f32(2)), InvalidArgument, "elements, and has"),
-    "a ragged input of another length": (lambda c: c.all_gather_v(lists(c, 2, 2), f32(3)), InvalidArgument, "as long as output"),
+    "a ragged input of another length": (
+        lambda c: c.all_gather_v(lists(c, 2, 2), f32(3)),
+        InvalidArgument,
+        "as long as tensor_list",
+    ),
     "a ragged output of another length": (
         lambda c: c.reduce_scatter_v(f32(3), lists(c, 2, 2)),
         InvalidArgument,
@@ -141,15 +153,39 @@ REFUSALS: dict[str, Refusal] = {
     "partial overlap": (overlapping, InvalidArgument, "overlap in part"),
     "outputs that share memory": (lambda c: c.all_gather(shared_outputs(c), f32(4)), InvalidArgument, "two outputs share memory"),
     "a read-only output": (lambda c: c.all_reduce(frozen(2)), InvalidArgument, "is read-only"),
-    "splits that are missing": (lambda c: v_single(c, [2], [2, 2]), InvalidArgument, "needs split sizes, one for each of the 2"),
+    "splits that are missing": (
+        lambda c: v_single(c, [2], [2, 2]),
+        InvalidArgument,
+        "output_split_sizes must be a list of 2",
+    ),
     "splits that add up to less": (lambda c: v_single(c, [1, 2], [2, 2]), InvalidArgument, "add up to"),
     "splits that add up to more": (lambda c: v_single(c, [2, 2], [2, 3]), InvalidArgument, "add up to"),
-    "a negative split": (lambda c: v_single(c, [2, 2], [5, -1]), InvalidArgument, "at least 0"),
-    "splits that are no numbers": (lambda c: v_single(c, [2, 2], ["a", "b"]), InvalidArgument, "must be integers"),  # type: ignore[list-item]
-    "a negative timeout": (lambda c: c.all_reduce(f32(2), timeout=-1), InvalidArgument, "a timeout must be"),
-    "a negative timedelta": (lambda c: c.barrier(timeout=timedelta(seconds=-1)), InvalidArgument, "a timeout must be"),
-    "a timeout that is no number": (lambda c: c.barrier(timeout=float("nan")), InvalidArgument, "a timeout must be"),
-    "a default timeout below 0": (lambda c: c.set_timeout(-3), InvalidArgument, "a timeout must be"),
+    "a negative split": (lambda c: v_single(c, [2, 2], [5, -1]), InvalidArgument, "input_split_sizes[1] must be"),
+    "splits that are no numbers": (
+        lambda c: v_single(c, [2, 2], ["a", "b"]),
+        InvalidArgument,
+        "input_split_sizes[0] must be",
+    ),  # type: ignore[list-item]
+    "a negative timeout": (
+        lambda c: c.all_reduce(f32(2), timeout=-1),
+        InvalidArgument,
+        "timeout must be a",
+    ),
+    "a negative timedelta": (
+        lambda c: c.barrier(timeout=timedelta(seconds=-1)),
+        InvalidArgument,
+        "timeout must be a",
+    ),
+    "a timeout that is no number": (
+        lambda c: c.barrier(timeout=float("nan")),
+        InvalidArgument,
+        "timeout must be a",
+    ),
+    "a default timeout below 0": (
+        lambda c: c.set_timeout(-3),
+        InvalidArgument,
+        "timeout must be a",
+    ),
     "a hint that is none": (lambda c: c.barrier(hints={"deterministic": "perhaps"}), InvalidArgument, "must be 'strict'"),
     "an empty batch": (batch, InvalidArgument, "nothing to issue"),
     "a batch with a wrong peer": (
@@ -157,7 +193,7 @@ REFUSALS: dict[str, Refusal] = {
         InvalidArgument,
         "src must be",
     ),
-    "a batch without a tensor": (lambda c: batch(c, ("send", None, others(c))), InvalidArgument, "must give an input"),
+    "a batch without a tensor": (lambda c: batch(c, ("send", None, others(c))), InvalidArgument, "tensor is None"),
     "windows": (lambda c: c.new_window(f32(2)), UnsupportedOperation, "new_window"),
     "reconfigure": (lambda c: c.reconfigure(1, []), UnsupportedOperation, "reconfigure"),
     "an init handle": (lambda c: c.get_init_handle(), UnsupportedOperation, "get_init_handle"),
@@ -261,7 +297,7 @@ def creation(rank: int, directory: str) -> None:
         refusal(polyccl.BackendUnavailable, f"POLYCCL_BACKEND_{name.upper()}=ON", backend=name)
     refusal(polyccl.BackendUnavailable, "nosuch", backend="nosuch")
     refusal(polyccl.BackendUnavailable, "nosuch", backend="bridge", hints={"local": "nosuch"})
-    refusal(InvalidArgument, "a timeout must be", timeout=-1)
+    refusal(InvalidArgument, "timeout must be a", timeout=-1)
     refusal(InvalidArgument, "must be 'strict'", hints={"deterministic": "yes"})
     refusal(InvalidArgument, "must be 'link'", hints={"cross": "ucx"})
     refusal(InvalidArgument, "not a number of bytes", hints={"chunk_bytes": "many"})

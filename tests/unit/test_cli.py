@@ -40,6 +40,12 @@ def run_json(*arguments: str) -> Any:
     return json.loads(run(*arguments, "--json"))
 
 
+def assert_fits(shown: str) -> None:
+    """No line has more than 80 columns, and none is cut."""
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert "…" not in shown
+
+
 class FakeBackend:
     """A plugin that does all_reduce by SUM on float32 in host memory, and sends and receives."""
 
@@ -148,7 +154,32 @@ class TestInfo:
         shown = run("info")
         assert "libx.so.2" in shown
         assert "POLYCCL_BACKEND_RCCLX=ON" in shown
-        assert re.search(r"all_reduce\W+N\W+-", shown)
+        assert "all_reduce" not in shown
+        for full in (run("info", "mine"), run("info", "--operations")):
+            assert re.search(r"all_reduce +library: float32\n +undefined: float8_e4m3fn\n", full)
+            assert re.search(r"send +library: all types\n", full)
+        assert "rcclx" not in run("info", "mine")
+
+    def test_a_name_that_no_backend_has_is_refused(self) -> None:
+        done = CliRunner().invoke(app, ["info", "nosuch"])
+        assert isinstance(done.exception, InvalidArgument)
+        assert "there is no backend 'nosuch'; there are: host, gloo" in str(done.exception)
+
+    @pytest.mark.parametrize("arguments", [["info"], ["info", "mine"], ["info", "--operations"], ["env"]])
+    def test_it_fits_80_columns_and_cuts_no_word(
+        self, arguments: list[str], plugins: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("POLYCCL_ISLAND", "a/very/" * 20)
+        deep = plugins.joinpath(*["a-folder-with-a-long-name"] * 5)
+        deep.mkdir(parents=True)
+        (deep / "libpolyccl_mine.so").touch()
+        monkeypatch.setenv("POLYCCL_BACKEND_PATH", str(deep))
+        shown = run(*arguments)
+        assert_fits(shown)
+        if arguments[0] == "info":
+            assert "libx.so.2" in shown
+            assert "".join(str(deep).split()) in "".join(shown.split())
 
     def test_the_build_record_is_part_of_it(self, tmp_path: Path) -> None:
         assert run_json("info")["build"] == {}
@@ -306,3 +337,9 @@ def test_a_missing_cmake_package_is_one_line_on_standard_error(tmp_path: Path) -
 def test_the_module_runs_as_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "polyccl", "--version"], capture_output=True, text=True, timeout=30, check=True)
     assert re.fullmatch(r"\d+\.\d+.*\n", done.stdout)
+
+
+def test_a_plan_says_how_much_more_than_the_least_it_sends_and_why() -> None:
+    shown = " ".join(run("plan", "--op", "all_reduce", "--bytes", "64MiB", "--islands", "6,2").split())
+    assert "Up to 1,280 bytes above the least: the elements that the plan's unit does not divide" in shown
+    assert "above the least" not in run("plan", "--op", "all_reduce", "--bytes", "96MiB", "--islands", "6,2")

@@ -142,7 +142,7 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     if compiler is None or not (ROOT / "core/native/loader.cc").exists():
         pytest.skip("there is no C++ compiler, or no source tree, to build the driver from")
     program = tmp_path_factory.mktemp("drive") / "drive_comm"
-    sources = [str(ROOT / "core/native" / name) for name in ("loader.cc", "results.cc", "call_thread.cc")] + [
+    sources = [str(ROOT / "core/native" / name) for name in ("loader.cc", "log.cc", "results.cc", "call_thread.cc")] + [
         str(PLUGINS / "drive_comm.cc")
     ]
     includes = [f"-I{ROOT / 'core/abi'}", f"-I{ROOT / 'core/native'}"]

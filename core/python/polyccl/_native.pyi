@@ -135,6 +135,9 @@ class Work:
 
 ABI: int = 65538
 
+def log(level: int, text: str) -> None:
+    """Write a line to standard error if POLYCCL_LOG asks for its level, POLYCCL_LOG_* of the ABI."""
+
 def link_address() -> tuple[str, str, int]:
     """
     Where this process's link listens: (process id in hex, host, port). Starts the link.
@@ -143,7 +146,7 @@ def link_address() -> tuple[str, str, int]:
 class Device:
     """A device, through its backend."""
 
-    def __init__(self, backend: Backend, index: int) -> None: ...
+    def __init__(self, backend: Backend, index: int, high_priority: bool = False) -> None: ...
     @property
     def index(self) -> int: ...
     @property
@@ -199,6 +202,8 @@ class Communicator:
         timeout: float | None = None,
         strict: bool = False,
         tag: int = 0,
+        input_name: str = "tensor",
+        output_name: str = "tensor",
     ) -> Work: ...
     def find_sender(self, tag: int, timeout: float | None = None) -> int:
         """

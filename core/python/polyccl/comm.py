@@ -13,14 +13,16 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import _native, create
+from . import _native, arguments, create
+from .arguments import Timeout
 from .errors import InvalidArgument, UnsupportedOperation
-from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
+from .options import CALL_HINTS, CommOptions, check_hints, is_strict
 from .reduce_op import ReduceOp
-from .spec import Kind
+from .spec import OPERATIONS, Kind
 from .trace import TraceEvent, read_event
 
 if TYPE_CHECKING:
@@ -28,7 +30,13 @@ if TYPE_CHECKING:
     from .create import Group
 
 Hints = Mapping[str, str] | None
-Splits = Sequence[int] | None
+
+_REDUCING = frozenset(row.kind for row in OPERATIONS if row.reduces)
+_PEERS = {Kind.SEND: "dst", Kind.RECV: "src"} | {row.kind: "root" for row in OPERATIONS if row.rooted}
+"""What the other rank, or the root, of an operation is called; the operations that have neither are missing."""
+
+_TENSOR = ("tensor", "tensor")
+"""What input and output are called where one argument is both, or the only one."""
 
 
 class Comm:
@@ -41,6 +49,7 @@ class Comm:
         self._strict = group.options.strict
         self._ends_process = group.options.abort_process_on_timeout_or_error
         self._aborted_here = False
+        self._companion: Comm | None = None
         _living.add(self)
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
@@ -89,7 +98,7 @@ class Comm:
 
     def trace(self, on: bool) -> None:
         """Start, or stop, to record what this rank's lanes do: plans only, not what a library does by itself. Up to 2^20 events."""
-        self._native.trace(on)
+        self._native.trace(arguments.flag("on", on))
 
     def take_trace(self) -> list[TraceEvent]:
         """What was recorded since the last call, in the order in which steps ended."""
@@ -129,8 +138,9 @@ class Comm:
         The message stays where it is: `recv` from that rank gets it. Raises UnsupportedOperation where a device's library carries
         messages, CommTimeout where none comes; the communicator stays usable.
         """
-        self._require_tag(tag)
-        return self._native.find_sender(tag, None if timeout is None else seconds(timeout))
+        with self._refusals("find_sender"):
+            tag, limit = arguments.tag(tag), arguments.optional_seconds(timeout)
+        return self._native.find_sender(tag, limit)
 
     def batch_op_create(self) -> BatchSendRecv:
         """A batch of sends and receives that are issued together, so that their order among ranks cannot deadlock."""
@@ -140,8 +150,7 @@ class Comm:
 
     def broadcast(self, tensor: Any, root: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Copy ``tensor`` of rank ``root`` into ``tensor`` of all ranks; shape (n,) everywhere, any dtype."""
-        source = tensor if root == self._group.rank else None
-        return self._issue(Kind.BROADCAST, source, tensor, None, root, async_op, hints, timeout)
+        return self._issue(Kind.BROADCAST, tensor, tensor, None, root, async_op, hints, timeout)
 
     def all_reduce(
         self,
@@ -155,7 +164,8 @@ class Comm:
 
         Algorithm: inside islands reduce_scatter and all_gather, between them an exchange of shards (see docs/algorithms.md).
         """
-        if hints or timeout is not None or self._strict or self._ends_process or type(op) is not ReduceOp:
+        plain = hints is None and timeout is None and type(op) is ReduceOp and type(async_op) is bool
+        if not plain or self._strict or self._ends_process:
             return self._issue(Kind.ALL_REDUCE, tensor, tensor, op, -1, async_op, hints, timeout)
         return self._native.issue(4, tensor, tensor, op.code, op.factor, -1, None, None, async_op)
 
@@ -169,8 +179,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Replace ``tensor`` of rank ``root`` by the reduction over all ranks; other ranks' tensors stay as they are."""
-        target = tensor if root == self._group.rank else None
-        return self._issue(Kind.REDUCE, tensor, target, op, root, async_op, hints, timeout)
+        return self._issue(Kind.REDUCE, tensor, tensor, op, root, async_op, hints, timeout)
 
     def all_gather(
         self,
@@ -181,7 +190,9 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Gather every rank's ``tensor``, shape (n,), into ``tensor_list``: one tensor of shape (n,) for each rank."""
-        return self._issue(Kind.ALL_GATHER, tensor, self._list(tensor_list), None, -1, async_op, hints, timeout)
+        return self._issue(
+            Kind.ALL_GATHER, tensor, tensor_list, None, -1, async_op, hints, timeout, names=("tensor", "tensor_list")
+        )
 
     def all_gather_v(
         self,
@@ -192,13 +203,15 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """As `all_gather`, with lengths that differ by rank; all ranks give lists of the same lengths."""
-        return self._issue(Kind.ALL_GATHER_V, tensor, self._list(tensor_list), None, -1, async_op, hints, timeout)
+        return self._issue(
+            Kind.ALL_GATHER_V, tensor, tensor_list, None, -1, async_op, hints, timeout, names=("tensor", "tensor_list")
+        )
 
     def all_gather_single(
         self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Gather every rank's ``input``, shape (n,), into ``output``, shape (size * n,)."""
-        return self._issue(Kind.ALL_GATHER, input, output, None, -1, async_op, hints, timeout)
+        return self._issue(Kind.ALL_GATHER, input, output, None, -1, async_op, hints, timeout, names=("input", "output"))
 
     def reduce_scatter(
         self,
@@ -210,7 +223,9 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Reduce entry r of every rank's ``input_list``, shape (n,) each, into ``output``, shape (n,), of rank r."""
-        return self._issue(Kind.REDUCE_SCATTER, self._list(input_list), output, op, -1, async_op, hints, timeout)
+        return self._issue(
+            Kind.REDUCE_SCATTER, input_list, output, op, -1, async_op, hints, timeout, names=("input_list", "output")
+        )
 
     def reduce_scatter_v(
         self,
@@ -222,7 +237,9 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """As `reduce_scatter`, with lengths that differ by entry; all ranks give lists of the same lengths."""
-        return self._issue(Kind.REDUCE_SCATTER_V, self._list(input_list), output, op, -1, async_op, hints, timeout)
+        return self._issue(
+            Kind.REDUCE_SCATTER_V, input_list, output, op, -1, async_op, hints, timeout, names=("input_list", "output")
+        )
 
     def reduce_scatter_single(
         self,
@@ -234,7 +251,7 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Reduce part r of every rank's ``input``, shape (size * n,), into ``output``, shape (n,), of rank r."""
-        return self._issue(Kind.REDUCE_SCATTER, input, output, op, -1, async_op, hints, timeout)
+        return self._issue(Kind.REDUCE_SCATTER, input, output, op, -1, async_op, hints, timeout, names=("input", "output"))
 
     def all_to_all(
         self,
@@ -248,14 +265,23 @@ class Comm:
 
         Lengths may differ by pair of ranks; sender and receiver must agree, else both raise Mismatch.
         """
-        outputs, inputs = self._list(output_tensor_list), self._list(input_tensor_list)
-        return self._issue(Kind.ALL_TO_ALL_V, inputs, outputs, None, -1, async_op, hints, timeout)
+        return self._issue(
+            Kind.ALL_TO_ALL_V,
+            input_tensor_list,
+            output_tensor_list,
+            None,
+            -1,
+            async_op,
+            hints,
+            timeout,
+            names=("input_tensor_list", "output_tensor_list"),
+        )
 
     def all_to_all_single(
         self, output: Any, input: Any, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Send part r of ``input``, shape (size * n,), to rank r, and receive part r of ``output`` from it."""
-        return self._issue(Kind.ALL_TO_ALL, input, output, None, -1, async_op, hints, timeout)
+        return self._issue(Kind.ALL_TO_ALL, input, output, None, -1, async_op, hints, timeout, names=("input", "output"))
 
     def all_to_all_v_single(
         self,
@@ -268,8 +294,10 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """As `all_to_all_single`, with parts of unlike numbers of rows (of dimension 0), which add up to the tensor's."""
-        splits = self._list(input_split_sizes), self._list(output_split_sizes)
-        return self._issue(Kind.ALL_TO_ALL_V, input, output, None, -1, async_op, hints, timeout, splits)
+        splits = input_split_sizes, output_split_sizes
+        return self._issue(
+            Kind.ALL_TO_ALL_V, input, output, None, -1, async_op, hints, timeout, splits=splits, names=("input", "output")
+        )
 
     def scatter(
         self,
@@ -281,8 +309,17 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Send entry r of rank ``root``'s ``input_tensor_list`` into ``output_tensor``, shape (n,), of rank r."""
-        source = self._list(input_tensor_list) if root == self._group.rank else None
-        return self._issue(Kind.SCATTER, source, output_tensor, None, root, async_op, hints, timeout)
+        return self._issue(
+            Kind.SCATTER,
+            input_tensor_list,
+            output_tensor,
+            None,
+            root,
+            async_op,
+            hints,
+            timeout,
+            names=("input_tensor_list", "output_tensor"),
+        )
 
     def gather(
         self,
@@ -294,15 +331,23 @@ class Comm:
         timeout: Timeout = None,
     ) -> Work:
         """Gather every rank's ``input_tensor``, shape (n,), into ``output_tensor_list`` of rank ``root``; elsewhere it is empty."""
-        target = self._list(output_tensor_list) if root == self._group.rank else None
-        return self._issue(Kind.GATHER, input_tensor, target, None, root, async_op, hints, timeout)
+        return self._issue(
+            Kind.GATHER,
+            input_tensor,
+            output_tensor_list,
+            None,
+            root,
+            async_op,
+            hints,
+            timeout,
+            names=("input_tensor", "output_tensor_list"),
+        )
 
     def gather_single(
         self, output: Any, input: Any, root: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Gather every rank's ``input``, shape (n,), into ``output``, shape (size * n,), of rank ``root``; elsewhere it is None."""
-        target = output if root == self._group.rank else None
-        return self._issue(Kind.GATHER, input, target, None, root, async_op, hints, timeout)
+        return self._issue(Kind.GATHER, input, output, None, root, async_op, hints, timeout, names=("input", "output"))
 
     def barrier(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Wait until all ranks have come here."""
@@ -318,19 +363,37 @@ class Comm:
         one island get a plain communicator of its library, else a bridge.
         """
         self._splits += 1
-        return create.split(self._group, self._splits, list(ranks), name, hints, timeout)
+        return create.split(self._group, self._splits, ranks, name, hints, timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the default timeout of operations that are issued from now on; None gives back the one of creation."""
-        self._native.timeout = self._group.options.timeout if timeout is None else seconds(timeout)
+        with self._refusals("set_timeout"):
+            self._native.timeout = self._group.options.timeout if timeout is None else arguments.seconds(timeout)
 
     def set_hints(self, hints: Mapping[str, str]) -> None:
         """Set hints for operations from now on; on all ranks alike. Only those that operations take."""
-        self._strict = is_strict(check_hints(hints, CALL_HINTS))
+        with self._refusals("set_hints"):
+            self._strict = is_strict(check_hints(hints, CALL_HINTS))
 
     def finalize(self, timeout: Timeout = None) -> None:
         """Wait for what was issued, and end. Further calls raise InvalidArgument."""
-        self._native.finalize(None if timeout is None else seconds(timeout))
+        with self._refusals("finalize"):
+            limit = arguments.optional_seconds(timeout)
+        self._native.finalize(limit)
+        if self._companion is not None:
+            self._companion.finalize(timeout)
+
+    def _on_host(self) -> Comm:
+        """Return a communicator of the same ranks for tensors in host memory: this one, or a companion if this one's are elsewhere.
+
+        The first call makes the companion, which sends nothing.
+        """
+        if self._group.on_host is None:
+            return self
+        if self._companion is None:
+            self._companion = Comm(*self._group.on_host())
+        self._companion._native.timeout = self._native.timeout
+        return self._companion
 
     def abort(self) -> None:
         """End everything that runs or waits, from any thread, in bounded time, here and on the other ranks.
@@ -339,10 +402,12 @@ class Comm:
         """
         self._aborted_here = True
         self._native.abort()
+        if self._companion is not None:
+            self._companion.abort()
 
     def is_aborted(self) -> bool:
         """True once it is broken, by `abort` or by a failure."""
-        return self._native.broken
+        return self._native.broken or (self._companion is not None and self._companion.is_aborted())
 
     # ---- to come ------------------------------------------------------------------------------------------------------------
 
@@ -385,34 +450,58 @@ class Comm:
         async_op: bool,
         hints: Hints,
         timeout: Timeout,
-        splits: tuple[Splits, Splits] = (None, None),
+        *,
+        names: tuple[str, str] = _TENSOR,
+        splits: tuple[Sequence[int], Sequence[int]] | None = None,
         tag: int = 0,
     ) -> Work:
-        if tag:
-            self._require_tag(tag)
+        """Check what is no tensor, and issue. ``names`` are those of the arguments ``input`` and ``output``."""
         try:
-            strict = self._strict or bool(hints and is_strict(check_hints(hints, CALL_HINTS)))
-            code, factor = (0, None) if op is None else _reduction(op)
-            limit = None if timeout is None else seconds(timeout)
-        except InvalidArgument:
-            self._announce_refusal(kind)
-            raise
+            if kind in _PEERS:
+                peer = arguments.rank(_PEERS[kind], peer, self._group.size)
+            code, factor = _reduction(op) if kind in _REDUCING else (0, None)
+            strict = (hints is not None and is_strict(check_hints(hints, CALL_HINTS))) or self._strict
+            limit, async_op, tag = arguments.optional_seconds(timeout), arguments.flag("async_op", async_op), arguments.tag(tag)
+            if names is not _TENSOR and peer in (-1, self._group.rank):
+                self._check_sides(names, (input, output))
+            inputs, outputs = (None, None) if splits is None else self._rows(*splits)
+        except InvalidArgument as error:
+            if kind not in (Kind.SEND, Kind.RECV):
+                self._native.announce_refusal()
+            raise self._refusal(kind.name.lower(), error) from None
         try:
-            work = self._native.issue(kind, input, output, code, factor, peer, *splits, async_op, limit, strict, tag)
-        except TypeError:
-            self._announce_refusal(kind)
-            raise InvalidArgument(
-                f"{kind.name.lower()} on communicator '{self.get_name()}': ranks and split sizes must be integers; given were "
-                f"{peer!r} and {splits!r}"
-            ) from None
+            work = self._native.issue(
+                kind, input, output, code, factor, peer, inputs, outputs, async_op, limit, strict, tag, *names
+            )
         except Exception as error:
             self._end_process_after(error)
             raise
         return self._watched(work)
 
-    def _require_tag(self, tag: int) -> None:
-        if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < 2**32:
-            raise InvalidArgument(f"communicator '{self.get_name()}': a tag is an integer from 0 to 2^32 - 1, and not {tag!r}")
+    def _check_sides(self, names: tuple[str, str], sides: tuple[Any, Any]) -> None:
+        """Tell lists from tensors; both forms of an operation issue the same kind."""
+        for name, side in zip(names, sides, strict=True):
+            if name.endswith("_list"):
+                arguments.tensor_list(name, side, self._group.size)
+            elif isinstance(side, (list, tuple)):
+                arguments.refuse(name, side, "one tensor")
+
+    def _rows(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[list[int], list[int]]:
+        size = self._group.size
+        return arguments.split_sizes("input_split_sizes", inputs, size), arguments.split_sizes("output_split_sizes", outputs, size)
+
+    @contextmanager
+    def _refusals(self, method: str, announce: Callable[[], None] | None = None) -> Iterator[None]:
+        """Say in refusals of the block which call on which communicator it is, and ``announce`` them to ranks that check."""
+        try:
+            yield
+        except InvalidArgument as error:
+            if announce is not None:
+                announce()
+            raise self._refusal(method, error) from None
+
+    def _refusal(self, method: str, error: InvalidArgument) -> InvalidArgument:
+        return InvalidArgument(f"{method} on communicator '{self.get_name()}': {error}")
 
     def _watched(self, work: Work) -> Work:
         """A work whose failure ends the process, where that is wanted."""
@@ -425,18 +514,6 @@ class Comm:
         native = getattr(self, "_native", None)
         if self._ends_process and not self._aborted_here and error is not None and native is not None and native.broken:
             _end_process(error)
-
-    def _announce_refusal(self, kind: Kind) -> None:
-        """Tell the other ranks of a collective, where they check."""
-        if kind not in (Kind.SEND, Kind.RECV):
-            self._native.announce_refusal()
-
-    def _list(self, values: Any) -> Any:
-        """Lists stay lists; what is a tensor, or nothing, is refused where a list is due."""
-        if isinstance(values, (list, tuple)):
-            return values
-        self._native.announce_refusal()
-        raise InvalidArgument(f"communicator '{self.get_name()}': a list is wanted, and {type(values).__name__} was given")
 
 
 _living: weakref.WeakSet[Comm] = weakref.WeakSet()
@@ -460,29 +537,39 @@ class BatchSendRecv:
 
     def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
         """Add a send to rank ``dst``."""
-        self._comm._require_tag(tag)
-        self.ops.append((True, tensor, dst, tag))
+        self.ops.append(self._checked((True, tensor, dst, tag)))
 
     def recv(self, tensor: Any, src: int, tag: int = 0) -> None:
         """Add a receive from rank ``src``."""
-        self._comm._require_tag(tag)
-        self.ops.append((False, tensor, src, tag))
+        self.ops.append(self._checked((False, tensor, src, tag)))
 
     def issue(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Issue all of it. The work is done when every operation is. An empty batch raises InvalidArgument."""
         comm = self._comm
+        with comm._refusals("batch"):
+            async_op, limit = arguments.flag("async_op", async_op), arguments.optional_seconds(timeout)
+            check_hints(hints, CALL_HINTS)
+        items = [self._checked(entry) for entry in self.ops]  # the list is the caller's too
         try:
-            work = comm._native.issue_batch(self.ops, async_op, None if timeout is None else seconds(timeout))
+            work = comm._native.issue_batch(items, async_op, limit)
         except Exception as error:
             comm._end_process_after(error)
             raise
         return comm._watched(work)
 
+    def _checked(self, entry: tuple[bool, Any, int, int]) -> tuple[bool, Any, int, int]:
+        with self._comm._refusals("batch"):
+            if not isinstance(entry, tuple) or len(entry) != 4:
+                arguments.refuse("an entry of ops", entry, "a tuple (sends, tensor, peer, tag)")
+            sends, tensor, peer, tag = entry
+            sends = arguments.flag("sends", sends)
+            return sends, tensor, arguments.rank("dst" if sends else "src", peer, self._comm.get_size()), arguments.tag(tag)
 
-def _reduction(op: ReduceOp) -> tuple[int, Any]:
-    """Its number, and the factor."""
+
+def _reduction(op: ReduceOp | None) -> tuple[int, Any]:
+    """Return its number, and the factor."""
     if not isinstance(op, ReduceOp):
-        raise InvalidArgument(f"op must be a ReduceOp, e.g. polyccl.ReduceOp.SUM, and is {op!r}")
+        arguments.refuse("op", op, "a ReduceOp, e.g. polyccl.ReduceOp.SUM")
     return op.code, op.factor
 
 

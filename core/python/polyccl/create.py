@@ -12,16 +12,17 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from . import _native, backends, devices, environment, ranks, rendezvous
+from . import _native, arguments, backends, devices, environment, log, ranks, rendezvous
 from . import store as stores
 from ._version import __version__
+from .arguments import Timeout
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
 from .options import HINTS as KNOWN_HINTS
-from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
+from .options import WINDOW, CommOptions, check_hints, make_options
 from .planner import planner
 from .planner.staging import Memory
 from .planner.task import Request
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 BRIDGE, AUTO = "bridge", "auto"
 """Backends that are made of islands: always a bridge; a bridge only where there is more than one island."""
+
+LARGEST = 2**20
+"""The most ranks of a communicator."""
 
 # Of the ABI: bits of a backend's flags, of an answer of supports(), and kinds of memory.
 _ONE_MACHINE, _CONCURRENT = 1, 2
@@ -87,6 +91,9 @@ class Library:
         return int(self.plugin.supports(int(kind), DTYPE_NUMBERS[dtype], int(reduction), memory))
 
 
+Formed: TypeAlias = "tuple[Group, _native.Communicator]"
+
+
 @dataclass(frozen=True)
 class Group:
     """What a communicator is, beside its native part."""
@@ -102,14 +109,13 @@ class Group:
     islands: list[list[int]]
     labels: list[str]
     store: Store
+    on_host: Callable[[], Formed] | None = None
+    """Makes a communicator of the same ranks for tensors in host memory; None for one that takes these itself."""
 
     @property
     def library_version(self) -> str:
         """The version of the library under this rank."""
         return self.library.version
-
-
-Formed = tuple[Group, _native.Communicator]
 
 
 def new_comm(
@@ -125,15 +131,18 @@ def new_comm(
     *,
     rank: int | None = None,
     size: int | None = None,
+    check: bool | None = None,
 ) -> Comm:
     """Create a communicator. Collective over all its ranks; blocks until they are there, or the timeout.
 
     ``backend`` is a library that all ranks have (``"host"``, ``"gloo"``, ...), ``"bridge"`` (islands are discovered, then joined)
-    or ``"auto"`` (the plain library where all ranks are one island, else a bridge). ``device`` is where tensors will be:
-    ``cpu``, ``cuda``, ``hip`` or ``xpu``, with an index (``cuda:1``) or without (the local rank's). ``name`` (by default that of
-    the backend) keeps communicators of one store apart; a name may be used again after its rendezvous. ``store`` is a torch
-    Store, one of `polyccl.store`, or None for what the launcher left in the environment. ``rank`` and ``size`` come from there
-    too, unless given. ``hints`` are listed in `polyccl.options`.
+    or ``"auto"`` (the plain library where all ranks are one island, else a bridge). ``device`` is where tensors will be: ``cpu``,
+    ``cuda``, ``hip`` or ``xpu``, with an index (``cuda:1``) or without (the local rank's). ``name`` (by default that of the
+    backend) keeps communicators of one store apart; a name may be used again after its rendezvous. ``store`` is a torch Store,
+    one of `polyccl.store`, or None for what the launcher left in the environment. ``rank`` and ``size`` come from there too,
+    unless given. With ``is_high_priority_stream`` the streams that PolyCCL makes on a device, for asynchronous operations and
+    copies, have the device's highest priority; in host memory there are none. ``check`` compares every call between ranks before
+    it starts; None: POLYCCL_CHECK. ``hints`` are listed in `polyccl.options`.
 
     Raises InvalidArgument, BackendUnavailable, Mismatch (ranks differ in what they must share), CommTimeout (with the missing
     ranks), on all ranks alike where the cause is shared.
@@ -141,36 +150,46 @@ def new_comm(
     from .comm import Comm
 
     environment.warn_unknown()
-    options = make_options(abort_process_on_timeout_or_error, timeout, is_high_priority_stream, enable_reconfigure, hints)
+    environment.level()  # refuses a level that there is not, which the core would take for the default
+    backend = arguments.text("backend", backend, 'a backend\'s name, e.g. "bridge"')
+    rank, size = _checked_place(rank, size)
+    options = make_options(abort_process_on_timeout_or_error, timeout, is_high_priority_stream, enable_reconfigure, hints, check)
     if enable_reconfigure:
         raise UnsupportedOperation("enable_reconfigure: not supported by this version of PolyCCL")
     place = ranks.detect(rank, size)
-    name = name or backend
+    name = arguments.text("name", name, "a string, or None for the backend's name") if name is not None else backend
     given = stores.default_store(name, place.rank, place.size) if store is None else stores.wrap(store)
-    return Comm(*form(backend, str(device), name, options, given, place.rank, place.size))
+    return Comm(*form(backend, str(devices.parse(device)), name, options, given, place.rank, place.size))
+
+
+def _checked_place(rank: int | None, size: int | None) -> tuple[int | None, int | None]:
+    """Return rank and size as ints; None stays. `ranks.detect` refuses one without the other."""
+    if size is not None:
+        size = arguments.integer("size", size, 1, LARGEST, f"a number of ranks, an integer from 1 to {LARGEST}")
+    return None if rank is None else arguments.rank("rank", rank, size or LARGEST), size
 
 
 def split(
-    parent: Group, number: int, members: list[int], name: str, hints: Mapping[str, str] | None, timeout: Timeout
+    parent: Group, number: int, ranks: Sequence[int], name: str, hints: Mapping[str, str] | None, timeout: Timeout
 ) -> Comm | None:
     """The part of a split that this rank does; see `Comm.split`."""
     from .comm import Comm
 
     where = f"split of communicator '{parent.name}'"
-    for member in members:
-        if isinstance(member, bool) or not isinstance(member, int) or not 0 <= member < parent.size:
-            raise InvalidArgument(f"{where}: {member!r} is no rank; valid ranks are 0 to {parent.size - 1}")
-    if len(set(members)) != len(members):
-        raise InvalidArgument(f"{where}: a rank is listed twice in {members}")
+    try:
+        members = arguments.rank_list("ranks", ranks, parent.size)
+        name = arguments.text("name", name)
+        options = parent.options
+        if hints is not None:
+            options = replace(options, hints={**options.hints, **check_hints(hints, KNOWN_HINTS)})
+        if timeout is not None:
+            options = replace(options, timeout=arguments.seconds(timeout))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
     if not members:
         return None
     if parent.rank not in members:
-        raise InvalidArgument(f"{where}: this rank, {parent.rank}, is not in its own group {members}; give [] to stay out")
-    options = parent.options
-    if hints is not None:
-        options = replace(options, hints={**options.hints, **check_hints(hints, KNOWN_HINTS)})
-    if timeout is not None:
-        options = replace(options, timeout=seconds(timeout))
+        raise InvalidArgument(f"{where}: this rank, {parent.rank}, is not in its own group, ranks={members}; give [] to stay out")
     # The list is in the key: groups of one split do not meet, and ranks that disagree about theirs time out with a text.
     digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
     store = PrefixStore(parent.store, f"{parent.name}/split{number}/{digest}")
@@ -182,8 +201,10 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
     """Meet the other ranks and build what this rank needs."""
     place = devices.parse(device)
     library = find_library(local_backend(backend, place, options))
-    opened = open_device(name, library, place)
-    deadline = time.monotonic() + min(options.timeout, 1e9)
+    opened = open_device(name, library, place, options.is_high_priority_stream)
+    began = time.monotonic()
+    deadline = began + min(options.timeout, 1e9)
+    log.debug(f"communicator '{name}': rank {rank} of {size} brings {library.name} {library.version} for {place}")
     roster = rendezvous.exchange(store, name, hello_of(backend, device, options, library, rank), size, deadline)
     if backend not in (BRIDGE, AUTO):
         _require_one_library(roster)
@@ -193,9 +214,24 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
     build = _Builder(name, place, opened, options, store, rank, roster, library, deadline)
     kind = BRIDGE if len(islands) > 1 else library.name if backend == AUTO else backend
     group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, store)
-    if len(islands) > 1:
-        return group, build.bridge(islands)
-    return group, build.plain(list(range(size)), roster.group, name)
+    if not place.on_host:
+        group = replace(group, on_host=partial(_companion, group, build))
+    native = build.bridge(islands) if len(islands) > 1 else build.plain(list(range(size)), roster.group, name)
+    parts = ", ".join(f"{label} {members}" for label, members in zip(labels, islands, strict=True))
+    log.info(f"communicator '{name}': rank {rank} of {size} on {kind}, islands {parts}; made in {time.monotonic() - began:.3f} s")
+    return group, native
+
+
+def _companion(group: Group, build: _Builder) -> Formed:
+    """Create a communicator of the ranks of ``group`` over the link, for tensors in host memory. Sends nothing."""
+    host = replace(build, place=devices.parse("cpu"), device=None, library=Library(backends.HOST))
+    number = int.from_bytes(hashlib.sha256(f"{build.roster.group}/on_host".encode()).digest()[:8], "big")
+    name = f"{group.name}/on_host"
+    ranks = list(range(group.size))
+    own = replace(
+        group, name=name, device="cpu", backend=backends.HOST, library=host.library, islands=[ranks], labels=[backends.HOST]
+    )
+    return own, host.plain(ranks, number, name)
 
 
 def find_library(name: str) -> Library:
@@ -205,8 +241,11 @@ def find_library(name: str) -> Library:
     return Library(name, _native.Backend.load(str(backends.find(name))))
 
 
-def open_device(name: str, library: Library, place: devices.DeviceName) -> _native.Device | None:
-    """The library's device, or None for a library of host memory. Raises InvalidArgument where it cannot use tensors there."""
+def open_device(name: str, library: Library, place: devices.DeviceName, high_priority: bool = False) -> _native.Device | None:
+    """The library's device, or None for a library of host memory. Raises InvalidArgument where it cannot use tensors there.
+
+    With ``high_priority`` the streams that PolyCCL makes there have the highest priority, else the lowest.
+    """
     works_on_device = library.plugin is not None and library.plugin.has_device
     if not works_on_device:
         if not place.on_host:
@@ -215,7 +254,7 @@ def open_device(name: str, library: Library, place: devices.DeviceName) -> _nati
                 f'backend ({place.backend}), by hints={{"local": ...}} or POLYCCL_LOCAL in a bridge'
             )
         return None
-    opened = _native.Device(library.plugin, devices.choose_index(place, library.plugin.device_count))
+    opened = _native.Device(library.plugin, devices.choose_index(place, library.plugin.device_count), high_priority)
     if place.on_host and not opened.is_host:
         raise InvalidArgument(
             f"communicator '{name}': backend '{library.name}' works on its device's memory; give that device, not 'cpu'"
@@ -371,7 +410,7 @@ class _Builder:
             pre=legs[0] if legs else None,
             post=legs[-1] if legs else None,
             overlap=self.library.concurrent,
-            planner=_plan_writer(topology, list(members).index(self.rank), self.options, self._memory(bool(own))),
+            planner=_plan_writer(name, topology, list(members).index(self.rank), self.options, self._memory(bool(own))),
             check=self.options.check,
             timeout=self.options.timeout,
             latency_bytes=self.options.planner_options().latency_bytes,
@@ -395,12 +434,17 @@ class _Builder:
         return where
 
 
-def _plan_writer(topology: Topology, rank: int, options: CommOptions, memory: Callable[[str], Memory]) -> Any:
+def _plan_writer(name: str, topology: Topology, rank: int, options: CommOptions, memory: Callable[[str], Memory]) -> Any:
     """What the executor calls for a plan that it does not have yet."""
 
     def write(kind: int, dtype: str, reduction: int, root: int, small: bool, strict: bool) -> bytes:
         request = Request(Kind(kind), dtype, Reduction(reduction), root, small)
-        return planner.plan(request, topology, rank, options.planner_options(strict), memory(dtype)).encode()
+        plan = planner.plan(request, topology, rank, options.planner_options(strict), memory(dtype))
+        log.debug(
+            f"communicator '{name}': rank {rank} plans {request.kind.name.lower()} of {dtype} as {plan.name}, chunks of "
+            f"{plan.main.chunk} elements, {len(plan.main.steps)} steps"
+        )
+        return plan.encode()
 
     return write
 

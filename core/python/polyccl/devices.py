@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from . import ranks
+from . import arguments, ranks
 from .errors import InvalidArgument
 
 CPU = 1
@@ -37,9 +38,11 @@ class DeviceName:
 
 def parse(device: Any) -> DeviceName:
     """The device that ``cpu``, ``cuda:1``, ``xpu`` or a torch.device names. On a torch for ROCm, ``cuda`` is AMD's."""
+    if not isinstance(device, str) and type(device).__name__ != "device":
+        arguments.refuse("device", device, "a device's name, e.g. 'cpu' or 'cuda:0', or a torch.device")
     kind, _, number = str(device).partition(":")
     types = {"cpu": CPU, "cuda": _ROCM if _torch_is_rocm() else _CUDA, "hip": _ROCM, "xpu": _ONEAPI}
-    if kind not in types or (number and not number.isdigit()):
+    if kind not in types or (number and not re.fullmatch(r"[0-9]{1,4}", number)):
         raise InvalidArgument(f"device '{device}' is unknown; use cpu, cuda, hip or xpu, with an index or without, e.g. cuda:0")
     return DeviceName(kind, int(number) if number else None, types[kind])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
-from . import environment
+from . import arguments, environment
+from .arguments import Timeout
 from .errors import InvalidArgument
 from .planner.task import Options as PlannerOptions
 
@@ -24,17 +24,6 @@ HINTS: dict[str, str] = {
 
 CALL_HINTS = ("deterministic",)
 """The hints that single operations take too."""
-
-Timeout = timedelta | float | None
-"""A length of time: a timedelta, or seconds. None: the default."""
-
-
-def seconds(timeout: timedelta | float) -> float:
-    """The timeout in seconds. Raises InvalidArgument for what is no length of time."""
-    value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise InvalidArgument(f"a timeout must be a timedelta or a number of seconds, at least 0, and is {timeout!r}")
-    return float(value)
 
 
 @dataclass(frozen=True)
@@ -82,27 +71,30 @@ def make_options(
     is_high_priority_stream: bool | None,
     enable_reconfigure: bool,
     hints: Mapping[str, str] | None,
+    check: bool | None = None,
 ) -> CommOptions:
     """Options from arguments, else from the environment. Raises InvalidArgument for values that are none."""
-    abort = abort_process_on_timeout_or_error
+    abort = arguments.optional_flag("abort_process_on_timeout_or_error", abort_process_on_timeout_or_error)
     return CommOptions(
-        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else seconds(timeout),
-        abort_process_on_timeout_or_error=environment.flag("POLYCCL_ABORT_ON_ERROR") if abort is None else bool(abort),
-        check=environment.flag("POLYCCL_CHECK"),
+        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout),
+        abort_process_on_timeout_or_error=environment.flag("POLYCCL_ABORT_ON_ERROR") if abort is None else abort,
+        check=environment.flag("POLYCCL_CHECK") if check is None else arguments.flag("check", check),
         hints=check_hints(hints, HINTS),
-        enable_reconfigure=enable_reconfigure,
-        is_high_priority_stream=bool(is_high_priority_stream),
+        enable_reconfigure=arguments.flag("enable_reconfigure", enable_reconfigure),
+        is_high_priority_stream=bool(arguments.optional_flag("is_high_priority_stream", is_high_priority_stream)),
     )
 
 
 def check_hints(hints: Mapping[str, str] | None, known: Any) -> dict[str, str]:
     """The hints as a dict; warns of unknown ones, raises InvalidArgument for values that a hint does not have."""
-    given = {str(key): str(value) for key, value in (hints or {}).items()}
+    given = arguments.string_mapping("hints", hints)
     for key in sorted(set(given) - set(known)):
         warnings.warn(f"hint '{key}' is unknown and changes nothing; there are: {', '.join(known)}", stacklevel=3)
     is_strict(given)
     if given.get("cross", "link") != "link":
-        raise InvalidArgument(f"hint 'cross' must be 'link', the only transport between islands so far, and is {given['cross']!r}")
+        arguments.refuse("hints['cross']", given["cross"], "'link', the only transport between islands so far")
+    for key in {"chunk_bytes", "latency_bytes"} & set(given):
+        _bytes(given, key)
     return given
 
 
@@ -110,7 +102,7 @@ def is_strict(hints: Mapping[str, str]) -> bool:
     """Whether the hints ask for sums by rank."""
     value = hints.get("deterministic", "")
     if value not in ("", "strict"):
-        raise InvalidArgument(f"hint 'deterministic' must be 'strict' or '', and is {value!r}")
+        arguments.refuse("hints['deterministic']", value, "'strict' or ''")
     return value == "strict"
 
 
@@ -120,7 +112,7 @@ def _bytes(hints: Mapping[str, str], name: str) -> int | None:
     try:
         return environment.parse_bytes(hints[name])
     except ValueError as error:
-        raise InvalidArgument(f"hint '{name}': {error}") from None
+        raise InvalidArgument(f"hints['{name}']: {error}") from None
 
 
-__all__ = ["CALL_HINTS", "HINTS", "WINDOW", "CommOptions", "Timeout", "check_hints", "is_strict", "make_options", "seconds"]
+__all__ = ["CALL_HINTS", "HINTS", "WINDOW", "CommOptions", "Timeout", "check_hints", "is_strict", "make_options"]

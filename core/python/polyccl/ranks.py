@@ -37,6 +37,9 @@ class _Launcher:
     shell_sets_size: bool = False
 
 
+ALONE = Place(0, 1, None, "no launcher")
+"""The place of a process that is its whole job."""
+
 # Slurm comes last: mpirun and torchrun inside an allocation inherit the place of the one process that started them.
 _LAUNCHERS = (
     _Launcher("the environment", "POLYCCL_RANK", "POLYCCL_SIZE"),
@@ -75,6 +78,14 @@ def detect(rank: int | None = None, size: int | None = None, environ: Mapping[st
     )
 
 
+def are_told(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether anything in the environment says which rank this process is, or of how many."""
+    environ = os.environ if environ is None else environ
+    return any(
+        environ.get(launcher.rank) or (environ.get(launcher.size) and not launcher.shell_sets_size) for launcher in _LAUNCHERS
+    )
+
+
 def local_rank(environ: Mapping[str, str] | None = None) -> int | None:
     """The number of this process among those of its machine, where a launcher says it. Raises InvalidArgument for nonsense."""
     environ = os.environ if environ is None else environ
@@ -99,4 +110,4 @@ def _place(rank: int, size: int, local: int | None, source: str) -> Place:
     return Place(rank, size, local, source)
 
 
-__all__ = ["Place", "detect"]
+__all__ = ["ALONE", "Place", "are_told", "detect", "local_rank"]

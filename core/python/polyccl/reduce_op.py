@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from . import arguments
 from .errors import InvalidArgument
 from .spec import Reduction
 
@@ -28,7 +29,9 @@ class ReduceOp:
     AVG: ClassVar[ReduceOp]
 
     def __init__(self, type: Reduction, factor: Any = None) -> None:
-        self.type = Reduction(type)
+        if not isinstance(type, Reduction) or type is Reduction.NONE:
+            arguments.refuse("type", type, "a Reduction, e.g. polyccl.Reduction.SUM")
+        self.type = type
         self.code = int(self.type)
         self.factor = factor
         if (self.type is Reduction.PREMUL_SUM) != (factor is not None):

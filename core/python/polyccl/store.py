@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from . import environment
+from . import arguments, environment
 from .errors import CommError, InvalidArgument, PeerLost
 from .tcp_store import TcpServer, TcpStore, timed_out
 
@@ -51,12 +51,12 @@ class MemoryStore:
     def set(self, key: str, value: bytes) -> None:
         """See `Store`."""
         with self._changed:
-            self._values[key] = bytes(value)
+            self._values[arguments.key(key)] = arguments.octets("value", value)
             self._changed.notify_all()
 
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
-        limit = _limit(timeout)
+        key, limit = arguments.key(key), _limit(timeout)
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values, limit):
                 raise timed_out("store in memory", key, limit, awaiting)
@@ -65,7 +65,7 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         """See `Store`."""
         with self._changed:
-            self._values.pop(key, None)
+            self._values.pop(arguments.key(key), None)
 
 
 class FileStore:
@@ -75,7 +75,7 @@ class FileStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = Path(arguments.path("path", path))
         try:
             self._path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -83,12 +83,13 @@ class FileStore:
 
     def set(self, key: str, value: bytes) -> None:
         """See `Store`."""
+        place, value = self._file(key), arguments.octets("value", value)
         try:
             descriptor, name = tempfile.mkstemp(prefix=".new-", dir=self._path)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(value)
-                os.replace(name, self._file(key))
+                os.replace(name, place)
             except BaseException:
                 os.unlink(name)
                 raise
@@ -97,11 +98,11 @@ class FileStore:
 
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
-        limit = _limit(timeout)
+        place, limit = self._file(key), _limit(timeout)
         deadline, pause = time.monotonic() + limit, 0.001
         while True:
             try:
-                return self._file(key).read_bytes()
+                return place.read_bytes()
             except FileNotFoundError:
                 if not self._path.is_dir():
                     raise PeerLost(f"{self}: the directory is gone; key '{key}' will not come") from None
@@ -115,11 +116,12 @@ class FileStore:
 
     def delete(self, key: str) -> None:
         """See `Store`."""
+        place = self._file(key)
         with suppress(OSError):
-            self._file(key).unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
 
     def _file(self, key: str) -> Path:
-        name = quote(key, safe="")
+        name = quote(arguments.key(key), safe="")
         if len(name) > 200:  # file systems allow 255 bytes
             name = f"{name[:100]}%%{hashlib.sha256(key.encode()).hexdigest()}"
         return self._path / f"key-{name}"
@@ -141,11 +143,11 @@ class TorchStore:
 
     def set(self, key: str, value: bytes) -> None:
         """See `Store`."""
-        self._call("set", key, bytes(value))
+        self._call("set", arguments.key(key), arguments.octets("value", value))
 
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
-        limit = _limit(timeout)
+        key, limit = arguments.key(key), _limit(timeout)
         deadline, pause = time.monotonic() + limit, 0.001
         while not self._call("check", [key]):
             left = deadline - time.monotonic()
@@ -157,6 +159,7 @@ class TorchStore:
 
     def delete(self, key: str) -> None:
         """See `Store`; does nothing where torch's store cannot delete."""
+        key = arguments.key(key)
         with suppress(CommError):
             self._call("delete_key", key)
 
@@ -188,19 +191,19 @@ class PrefixStore:
     """A store within a store: every key gets ``prefix/`` before it."""
 
     def __init__(self, store: Store, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
+        self._store, self._prefix = wrap(store), arguments.text("prefix", prefix, limit=4096)
 
     def set(self, key: str, value: bytes) -> None:
         """See `Store`."""
-        self._store.set(f"{self._prefix}/{key}", value)
+        self._store.set(f"{self._prefix}/{arguments.key(key)}", value)
 
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
-        return self._store.get(f"{self._prefix}/{key}", timeout, awaiting)
+        return self._store.get(f"{self._prefix}/{arguments.key(key)}", timeout, awaiting)
 
     def delete(self, key: str) -> None:
         """See `Store`."""
-        self._store.delete(f"{self._prefix}/{key}")
+        self._store.delete(f"{self._prefix}/{arguments.key(key)}")
 
 
 def wrap(store: object) -> Store:
@@ -213,7 +216,7 @@ def wrap(store: object) -> Store:
     if all(callable(getattr(store, name, None)) for name in ("set", "get", "delete")):
         return store  # type: ignore[return-value]
     raise InvalidArgument(
-        f"store is a {type(store).__module__}.{type(store).__qualname__}; give a store of torch.distributed "
+        f"store must be a store, and is {arguments.shown(store)}; give a store of torch.distributed "
         "(TCPStore, FileStore, ...) or of polyccl, or leave it out to use the job's"
     )
 
@@ -315,7 +318,7 @@ def _torch_tcp(host: str, port: int, host_it: bool) -> Any:
 
 
 def _limit(timeout: float | None) -> float:
-    return environment.seconds("POLYCCL_TIMEOUT") if timeout is None else max(0.0, timeout)
+    return environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout)
 
 
 __all__ = [

@@ -27,7 +27,7 @@ import time
 import weakref
 from dataclasses import dataclass, field
 
-from . import environment
+from . import arguments, environment
 from .errors import CommError, CommTimeout, InvalidArgument, PeerLost
 
 MAGIC = b"PCSTORE1"
@@ -69,8 +69,8 @@ class TcpServer:
     """
 
     def __init__(self, host: str = "", port: int = 0, token: str = "") -> None:
-        self._token = token.encode()
-        self._listener = _listen(host, port)
+        self._token = arguments.text("token", token, empty=True).encode()
+        self._listener = _listen(arguments.text("host", host, empty=True), arguments.port(port))
         self.port: int = self._listener.getsockname()[1]
         self._values: dict[str, bytes] = {}
         self._held = 0
@@ -269,8 +269,10 @@ class TcpStore:
         token: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        self._token = environment.text("POLYCCL_JOB_TOKEN") if token is None else token
-        self._timeout = environment.seconds("POLYCCL_TIMEOUT") if timeout is None else timeout
+        host, serve = arguments.text("host", host), arguments.flag("serve", serve)
+        port = arguments.port(port, 0 if serve else 1)
+        self._token = environment.text("POLYCCL_JOB_TOKEN") if token is None else arguments.text("token", token, empty=True)
+        self._timeout = environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout)
         self._server = TcpServer("", port, self._token) if serve else None
         self.host, self.port = host, self._server.port if self._server else port
         self._idle: list[socket.socket] = []
@@ -279,14 +281,15 @@ class TcpStore:
 
     def set(self, key: str, value: bytes) -> None:
         """Give ``key`` a value of at most `VALUE_LIMIT` bytes, and wake who waits for it."""
-        self._request(_SET, key, value, self._timeout)
+        self._request(_SET, key, arguments.octets("value", value), self._timeout)
 
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """The value of ``key``; waits until it is set, at most ``timeout`` seconds, then raises CommTimeout.
 
         ``awaiting`` says in the error who sets the key.
         """
-        return self._request(_GET, key, b"", self._timeout if timeout is None else timeout, awaiting)
+        limit = self._timeout if timeout is None else arguments.seconds(timeout)
+        return self._request(_GET, key, b"", limit, awaiting)
 
     def delete(self, key: str) -> None:
         """Forget ``key``, if it is set."""
@@ -310,7 +313,7 @@ class TcpStore:
         self._idle.clear()
 
     def _request(self, operation: int, key: str, value: bytes, timeout: float, awaiting: str = "") -> bytes:
-        name = key.encode(errors="surrogateescape")
+        name = arguments.key(key).encode(errors="surrogateescape")
         if len(name) > KEY_LIMIT or len(value) > VALUE_LIMIT:
             raise InvalidArgument(
                 f"{self}: key '{key[:80]}' has {len(name)} bytes and its value {len(value)}; "

@@ -35,9 +35,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command("info")
-def run_info(as_json: Json = False) -> None:
+def run_info(
+    name: Annotated[str | None, typer.Argument(help="A backend: it alone, with its operations.", show_default=False)] = None,
+    operations: Annotated[bool, typer.Option("--operations", help="List the operations of every backend by type.")] = False,
+    as_json: Json = False,
+) -> None:
     """Show the version, the backends of this installation, and what each can do."""
-    info.show(as_json)
+    info.show(as_json, name, operations)
 
 
 @app.command(
@@ -86,6 +90,8 @@ def run_doctor(
     as_json: Json = False,
 ) -> None:
     """Examine a job: run it as every rank, by any launcher. Exit status 1 where something is wrong, with who and what.
+
+    Without a launcher it examines this process alone.
 
     Prints, on rank 0, what every rank has, checks that all can talk to each other, and times the links between islands.
     """

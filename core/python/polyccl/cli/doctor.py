@@ -68,10 +68,11 @@ def run(timeout: float, size: int, device: str | None, as_json: bool) -> int:
     """Be one rank of the examination; the exit status. Blocks for a few ``timeout`` (seconds) at most where ranks are slow.
 
     ``size``: bytes of the messages that rails are timed with. ``device``: as in `polyccl.new_comm`; None for that of
-    POLYCCL_LOCAL, or the CPU. Raises InvalidArgument where nothing says which rank this is, PeerLost where there is no store.
+    POLYCCL_LOCAL, or the CPU. Without a launcher this process is the only rank. Raises InvalidArgument where only a rank or only a
+    size is told, PeerLost where there is no store.
     """
     os.environ.setdefault("POLYCCL_TIMEOUT", f"{timeout:g}")  # for the connection to the store
-    place = ranks.detect()
+    place = ranks.detect() if ranks.are_told() else ranks.ALONE
     store = stores.default_store(NAME, place.rank, place.size)
     patient = _Patient(store, place.rank, place.size, timeout, size, device or "")
     if place.rank > 0:

@@ -1,18 +1,17 @@
-"""How ``polyccl doctor`` shows what it found."""
+"""How ``polyccl doctor`` shows what it found, in 80 columns."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-_WIDTH = 160
-"""Columns where the output is no terminal: a launcher's log, say."""
+from .layout import entry, log_width
+
+_INTERNAL = ("hello", "nonce", "link")
 
 
 def show(report: Mapping[str, Any], as_json: bool) -> None:
@@ -21,62 +20,45 @@ def show(report: Mapping[str, Any], as_json: bool) -> None:
         ranks = [{key: value for key, value in told.items() if key not in _INTERNAL} for told in report["ranks"]]
         print(json.dumps({**report, "ranks": ranks, "ok": not report["problems"]}), flush=True)
         return
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(_ranks(report["ranks"]))
+    columns = log_width()
+    console = Console(width=columns)
+
+    def say(label: str, *texts: str, style: str = "bold") -> None:
+        entry(console, label, texts, columns, max(8, len(label) + 1), style)
+
+    for told in report["ranks"]:
+        say(f"rank {told['rank']}", *_facts(told))
     for island in report["islands"]:
-        members = ", ".join(map(str, island["ranks"]))
-        console.print(f"island {escape(island['label'])}: {escape(island['backend'])}, ranks {members}", highlight=False)
+        say(f"island {island['label']}:", f"{island['backend']}, ranks {', '.join(map(str, island['ranks']))}")
     if report["backend"]:
-        console.print(f"a communicator over all ranks ({report['backend']}) was made and passed a barrier", highlight=False)
+        say("created", f"a communicator over all ranks ({report['backend']}), which passed a barrier")
     if report["rails"]:
-        console.print(_rails(report["rails"]))
+        say("rails", f"by messages of {report['rails'][0]['bytes']:,} bytes: round trip, there, back")
+        for rail in report["rails"]:
+            say(f"  {rail['from']} - {rail['to']}", _timed(rail), style="default")
     for problem in report["problems"]:
-        console.print(f"[red]wrong:[/] {escape(problem['text'])}", highlight=False, soft_wrap=True)
+        say("wrong:", problem["text"], style="red")
     if not report["problems"]:
-        console.print(f"[green]all well[/]: {report['size']} ranks", highlight=False)
+        say("all well:", f"{report['size']} rank{'s' if report['size'] > 1 else ''}", style="green")
+    if report["size"] == 1:
+        say("alone:", "no launcher says that there are other ranks; run it as every rank of a job to examine the job")
     sys.stdout.flush()
 
 
-_INTERNAL = ("hello", "nonce", "link")
+def _facts(told: Mapping[str, Any]) -> Iterator[str]:
+    place = [f"island {told['island']}" if told.get("island") else "", f"host {told['host']}"]
+    yield ", ".join(filter(None, place))
+    yield f"PolyCCL {told['polyccl']}, Python {told['python']}, torch {told['torch'] or '-'}, NumPy {told['numpy'] or '-'}"
+    if told.get("backend"):
+        yield f"backend {told['backend']}: {told.get('library') or ''} {told.get('file') or ''}"
+    if told.get("address"):
+        yield f"link at {told['address']} port {told['port']}, interface {told.get('interface') or 'unknown'}"
 
 
-def _ranks(entries: list[dict[str, Any]]) -> Table:
-    table = Table("rank", "island", "host", "PolyCCL", "Python", "torch", "NumPy", "backend")
-    table.add_column("library", overflow="fold")
-    table.add_column("address")
-    table.add_column("interface")
-    for told in entries:
-        library = "\n".join(filter(None, (told.get("library"), told.get("file"))))
-        address = f"{told['address']} port {told['port']}" if told.get("address") else ""
-        cells = [
-            str(told["rank"]),
-            told.get("island"),
-            told["host"],
-            told["polyccl"],
-            told["python"],
-            told["torch"] or "-",
-            told["numpy"] or "-",
-            told.get("backend"),
-            library,
-            address,
-            told.get("interface"),
-        ]
-        table.add_row(*(escape(str(cell or "")) for cell in cells))
-    return table
-
-
-def _rails(entries: list[dict[str, Any]]) -> Table:
-    table = Table("rail", title=f"Rails, by messages of {entries[0]['bytes']:,} bytes", title_justify="left")
-    for heading in ("round trip", "there", "back"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for rail in entries:
-        cells = ["not measured: no time left", "", ""]
-        if "round_trip" in rail:
-            cells = [f"{rail['round_trip'] * 1e6:,.0f} us", _rate(rail["there"]), _rate(rail["back"])]
-        elif not rail.get("skipped"):
-            cells[0] = "failed"
-        table.add_row(f"{rail['from']} - {rail['to']}", *cells)
-    return table
+def _timed(rail: Mapping[str, Any]) -> str:
+    if "round_trip" in rail:
+        return f"{rail['round_trip'] * 1e6:,.0f} us, {_rate(rail['there'])}, {_rate(rail['back'])}"
+    return "not measured: no time left" if rail.get("skipped") else "failed"
 
 
 def _rate(value: float) -> str:

@@ -53,8 +53,20 @@ def show(op: str, size: str, islands: str, rank: int, dtype: str, reduction: str
         )
     if case.request.small:
         console.print("This is one of them, so the bound, which counts bytes and not messages, is not its aim.")
+    elif excess := _excess(report):
+        console.print(
+            f"Up to {excess:,.0f} bytes above the least: the elements that the plan's unit does not divide go by the plan for few "
+            "bytes.",
+            highlight=False,
+        )
     console.print(f"\nThe plan of rank {rank}:", highlight=False)
     console.print(escape(report["steps"]), highlight=False, soft_wrap=True)
+
+
+def _excess(report: dict[str, Any]) -> float:
+    """The most bytes that an island sends or receives above the least; 0 where there is no bound."""
+    ways = [(island[way], island[f"{way}_bound"]) for island in report["islands"] for way in ("leave", "enter")]
+    return max((moved - bound for moved, bound in ways if bound is not None), default=0)
 
 
 def describe(case: _Case, rank: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from .. import arguments
 from ..errors import InvalidArgument
 from ..reduce_op import ReduceOp
 
@@ -24,6 +25,7 @@ _REDUCTIONS: dict[int, ReduceOp] = {
     hash(c10d.ReduceOp.BOR): ReduceOp.BOR,
     hash(c10d.ReduceOp.BXOR): ReduceOp.BXOR,
 }
+_THEIRS = c10d.ReduceOp, c10d.ReduceOp.RedOpType
 _PREMUL_SUM = hash(c10d.ReduceOp.PREMUL_SUM)
 
 
@@ -31,13 +33,12 @@ def reduction(op: Any) -> ReduceOp:
     """PolyCCL's reduction for one of c10d (or for PolyCCL's own)."""
     if isinstance(op, ReduceOp):
         return op
-    code = hash(op)  # of c10d's ReduceOp and RedOpType alike: the number
-    if code == _PREMUL_SUM:
+    code = hash(op) if isinstance(op, _THEIRS) else None  # the number
+    if code == _PREMUL_SUM and isinstance(op, c10d.ReduceOp):
         return ReduceOp.PREMUL_SUM(op.__getstate__()[1])
-    try:
-        return _REDUCTIONS[code]
-    except KeyError:
-        raise InvalidArgument(f"{op!r} is no reduction; use dist.ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR") from None
+    if code not in _REDUCTIONS:
+        arguments.refuse("op", op, "dist.ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or a PREMUL_SUM with its factor")
+    return _REDUCTIONS[code]
 
 
 def one(tensors: Sequence[Any], what: str) -> Any:

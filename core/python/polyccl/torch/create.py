@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -50,8 +51,16 @@ def make_group(
         hints=options.hints,
         rank=rank,
         size=size,
+        check=checks(),
     )
     return ProcessGroup(comm, store, options, types, bound)
+
+
+def checks() -> bool | None:
+    """Whether groups compare their calls: with TORCH_DISTRIBUTED_DEBUG=DETAIL, as c10d's do, unless POLYCCL_CHECK is set."""
+    if os.environ.get("POLYCCL_CHECK", "").strip():
+        return None
+    return True if dist.get_debug_level() == dist.DebugLevel.DETAIL else None
 
 
 def inherited_options() -> opts.Options | None:
@@ -81,4 +90,4 @@ def _asked_of_torch() -> tuple[list[str], Any]:
     return list(backends), frame.f_locals.get("device_id")
 
 
-__all__ = ["create_group", "make_group"]
+__all__ = ["checks", "create_group", "inherited_options", "make_group"]

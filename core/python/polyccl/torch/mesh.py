@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import arguments
 from .. import store as stores
 from ..comm import Comm
 from ..errors import CommTimeout, InvalidArgument, UnsupportedOperation
@@ -33,7 +34,13 @@ def init_device_mesh(mesh_dim_comms: Sequence[Comm], mesh_dim_names: Sequence[st
 
     Raises InvalidArgument where names and communicators do not fit, or the communicators form no grid.
     """
-    comms, names = list(mesh_dim_comms), tuple(mesh_dim_names)
+    comms, names = arguments.sequence("mesh_dim_comms", mesh_dim_comms), tuple(arguments.sequence("mesh_dim_names", mesh_dim_names))
+    for place, name in enumerate(names):
+        arguments.text(f"mesh_dim_names[{place}]", name)
+    for place, comm in enumerate(comms):
+        arguments.instance(f"mesh_dim_comms[{place}]", comm, Comm, "a communicator")
+    if _global_comm is not None:
+        arguments.instance("_global_comm", _global_comm, Comm, "a communicator, or None")
     world = _global_comm if _global_comm is not None else comms[0] if len(comms) == 1 else None
     if not comms or len(names) != len(comms) or len(set(names)) != len(names):
         raise InvalidArgument(f"init_device_mesh: {len(comms)} communicators need as many distinct names, and have {names}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import create, environment
+from .. import arguments, create, devices, environment
 from ..errors import InvalidArgument
 
 
@@ -36,20 +36,31 @@ def read(given: Any, inherited: Options | None = None) -> Options:
     if given is None:
         return inherited or Options()
     if isinstance(given, Options):
-        return given
+        return _checked(given)
     if isinstance(given, str):
         return Options(backend=given)
     if isinstance(given, Mapping):
-        try:
-            return Options(**given)
-        except TypeError:
-            known = ", ".join(Options.__dataclass_fields__)
-            raise InvalidArgument(f"pg_options has the keys {sorted(given)}; there are: {known}") from None
+        known = Options.__dataclass_fields__
+        if not all(key in known for key in given):
+            raise InvalidArgument(f"pg_options has the keys {arguments.shown(list(given))}; there are: {', '.join(known)}")
+        return _checked(Options(**given))
     kind = type(given)
     raise InvalidArgument(
         f"pg_options is a {kind.__module__}.{kind.__qualname__}, which PolyCCL cannot honour; give polyccl.torch.Options, e.g. "
         'Options(backend="bridge", hints={"island": "a"})'
     )
+
+
+def _checked(options: Options) -> Options:
+    """The options, if each field has a value of its type. `polyccl.new_comm` checks what the values mean."""
+    if options.backend is not None:
+        arguments.text("pg_options.backend", options.backend, "a backend's name, or None")
+    if options.device is not None:
+        devices.parse(options.device)
+    arguments.string_mapping("pg_options.hints", options.hints)
+    for name in ("abort_process_on_timeout_or_error", "is_high_priority_stream"):
+        arguments.optional_flag(f"pg_options.{name}", getattr(options, name))
+    return options
 
 
 def backend_of(options: Options) -> str:
@@ -72,7 +83,9 @@ def device_of(options: Options, device_types: Sequence[str], bound: torch.device
         return "cpu"
     backend = backend_of(options)
     library = (
-        options.hints.get("local") or environment.text("POLYCCL_LOCAL") if backend in (create.AUTO, create.BRIDGE) else backend
+        (options.hints or {}).get("local") or environment.text("POLYCCL_LOCAL")
+        if backend in (create.AUTO, create.BRIDGE)
+        else backend
     )
     if library:
         plugin = create.find_library(library).plugin

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from .. import arguments
 from ..comm import Comm
 from ..errors import InvalidArgument, UnsupportedOperation
 from . import sparse
@@ -496,12 +497,13 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
         Collective over this group. The new group inherits timeout and options; ``opts`` may change hints, and nothing else.
         """
+        ranks = arguments.rank_list("new_ranks", new_ranks, self.size())
         options = read_options(opts, self._options)
         if replace(options, hints=self._options.hints) != self._options:
             raise UnsupportedOperation("split_group: only the hints of a group can be changed; make a new_group for other options")
         name = group_name or f"{self._name}:split:{self._split_count}"
         self._split_count += 1
-        members = list(new_ranks) if self.rank() in new_ranks else []
+        members = ranks if self.rank() in ranks else []
         comm = self._comm.split(members, f"group {name}", options.hints, timeout)
         if comm is None:
             return None

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
-from ... import comm, create, environment
+from ... import arguments, comm, create, environment
+from ...arguments import Timeout
 from ...comm import Comm, Hints
 from ...errors import InvalidArgument, UnsupportedOperation
-from ...options import Timeout
 from .names import BatchP2POptions, CommOptions, P2POp, P2POpType, TorchWork
 
 Value = TypeVar("Value")
@@ -87,12 +87,12 @@ class BatchSendRecv(comm.BatchSendRecv):
 
     def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
         """Add a send to rank ``dst``."""
-        self._comm._require_tag(tag)
+        _, _, dst, tag = self._checked((True, tensor, dst, tag))
         self.ops.append(P2POp(P2POpType.SEND, tensor, dst, tag))
 
     def recv(self, tensor: Any, src: int, tag: int = 0) -> None:
         """Add a receive from rank ``src``."""
-        self._comm._require_tag(tag)
+        _, _, src, tag = self._checked((False, tensor, src, tag))
         self.ops.append(P2POp(P2POpType.RECV, tensor, src, tag))
 
     def issue(
@@ -104,6 +104,7 @@ class BatchSendRecv(comm.BatchSendRecv):
         """Issue all of it. The work is done when every operation is. An empty batch raises InvalidArgument."""
         if options is None:
             return super().issue(async_op, None, timeout)
+        arguments.instance("options", options, BatchP2POptions, "a BatchP2POptions, or None")
         return super().issue(async_op, options.hints, options.timeout if timeout is None else timeout)
 
 
@@ -136,7 +137,7 @@ def new_comm(
     if is_high_priority_stream is None:
         is_high_priority_stream = priority
     made = create.new_comm(
-        carrier(backend),
+        carrier(arguments.text("backend", backend, "a backend's name")),
         device,
         name,
         abort_process_on_timeout_or_error,
@@ -161,12 +162,13 @@ def _hints(given: Mapping[str, str] | None) -> tuple[dict[str, str] | None, bool
     """The hints for PolyCCL, and what they say of the priority."""
     if given is None:
         return None, None
-    priority = given.get("is_high_priority_stream")
-    known = {key: value for key, value in given.items() if key not in FOR_TORCHCOMMS}
+    hints = arguments.string_mapping("hints", given)
+    priority = hints.get("is_high_priority_stream")
+    known = {key: value for key, value in hints.items() if key not in FOR_TORCHCOMMS}
     try:
-        return known, None if priority is None else _truth(str(priority))
+        return known, None if priority is None else _truth(priority)
     except ValueError:
-        raise InvalidArgument(f"hint 'is_high_priority_stream' is {priority!r}; it must be true or false") from None
+        arguments.refuse("hint 'is_high_priority_stream'", priority, "true or false")
 
 
 def _truth(text: str) -> bool:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import Any, NoReturn
 
-from ... import backends, environment
+from ... import arguments, backends, environment
 from ..._native import Work as TorchWork
 from ...errors import UnsupportedOperation
 from ...spec import Reduction as RedOpType
@@ -64,6 +64,7 @@ class P2POp(tuple[bool, Any, int, int]):
     __slots__ = ()
 
     def __new__(cls, type: P2POpType, tensor: Any, peer: int, tag: int = 0) -> P2POp:
+        arguments.instance("type", type, P2POpType, "P2POpType.SEND or P2POpType.RECV")
         return super().__new__(cls, (type is P2POpType.SEND, tensor, peer, tag))
 
     @property

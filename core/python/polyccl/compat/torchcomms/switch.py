@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from ... import create
+from ... import arguments, create
+from ...arguments import Timeout
 from ...backends import KNOWN
 from ...comm import Comm, Hints
 from ...errors import InvalidArgument
-from ...options import Timeout
 from ...torch import options as opts
-from ...torch.create import inherited_options
+from ...torch.create import checks, inherited_options
 from ...torch.mesh import TorchsStore
 from ...torch.process_group import ProcessGroup
 from ...torch_hook import NAME
@@ -52,7 +52,7 @@ class GroupComm(TorchComm):
         torch calls it more often on other ranks than on the members, and its names for a group differ by rank where the ranks are
         in different numbers of groups: so both go by the members alone.
         """
-        members = tuple(ranks)
+        members = tuple(arguments.rank_list("ranks", ranks, self.get_size()))
         if not members:
             return None
         self._times[members] += 1
@@ -124,6 +124,7 @@ def new_comm(
         hints=options.hints,
         rank=call["group_rank"],
         size=call["group_size"],
+        check=checks(),
     )
     return GroupComm.of(made)
 
