@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native, create
 from .errors import InvalidArgument, UnsupportedOperation
+from .graphs import untraced
 from .operations import Kind
 from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
 from .reduce_op import ReduceOp
@@ -31,6 +32,7 @@ Hints = Mapping[str, str] | None
 Splits = Sequence[int] | None
 
 
+@untraced
 class Comm:
     """An ordered group of ranks. Made by `new_comm` and `split`."""
 
@@ -450,6 +452,7 @@ def _close_all() -> None:
     _native.devices_let_go(5.0)
 
 
+@untraced
 class BatchSendRecv:
     """Sends and receives that are issued together. Made by `Comm.batch_op_create`."""
 

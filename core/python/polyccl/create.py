@@ -20,6 +20,7 @@ from . import _native, backends, devices, environment, ranks, rendezvous
 from . import store as stores
 from ._version import __version__
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
+from .graphs import untraced
 from .operations import Kind, Reduction
 from .options import HINTS as KNOWN_HINTS
 from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
@@ -112,6 +113,7 @@ class Group:
 Formed = tuple[Group, _native.Communicator]
 
 
+@untraced
 def new_comm(
     backend: str,
     device: Any,

@@ -22,6 +22,7 @@ from torch._C import _distributed_c10d as c10d
 
 from ..comm import Comm
 from ..errors import InvalidArgument, UnsupportedOperation
+from ..graphs import untraced
 from . import sparse
 from .backend import Backend
 from .batches import Batch, serve
@@ -34,6 +35,7 @@ from .tensors import Passage
 from .work import Work
 
 
+@untraced
 class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed that ``comm`` carries.
 
