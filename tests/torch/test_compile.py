@@ -28,9 +28,10 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.only_in_full)])
 @pytest.mark.parametrize("call", [call.__name__ for call in compiled.CALLS])
-def test_a_compiled_call_is_as_on_c10ds_gloo(ranks: Ranks, call: str) -> None:
-    ranks(compiled.as_on_c10d, BRIDGE, call)
+def test_a_compiled_call_is_as_on_c10ds_gloo(ranks: Ranks, call: str, backend: str) -> None:
+    ranks(compiled.as_on_c10d, BRIDGE, call, backend)
 
 
 @pytest.mark.parametrize("model", ["ddp", "fsdp2"])
