@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import _native, arguments, create
 from .arguments import Timeout
 from .errors import InvalidArgument, UnsupportedOperation
+from .graphs import untraced
 from .options import CALL_HINTS, CommOptions, check_hints, is_strict
 from .reduce_op import ReduceOp
 from .spec import OPERATIONS, Kind
@@ -39,6 +40,7 @@ _TENSOR = ("tensor", "tensor")
 """What input and output are called where one argument is both, or the only one."""
 
 
+@untraced
 class Comm:
     """An ordered group of ranks. Made by `new_comm` and `split`."""
 
@@ -527,6 +529,7 @@ def _close_all() -> None:
     _native.devices_let_go(5.0)
 
 
+@untraced
 class BatchSendRecv:
     """Sends and receives that are issued together. Made by `Comm.batch_op_create`."""
 

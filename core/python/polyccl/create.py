@@ -21,6 +21,7 @@ from . import store as stores
 from ._version import __version__
 from .arguments import Timeout
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
+from .graphs import untraced
 from .options import HINTS as KNOWN_HINTS
 from .options import WINDOW, CommOptions, check_hints, make_options
 from .planner import planner
@@ -118,6 +119,7 @@ class Group:
         return self.library.version
 
 
+@untraced
 def new_comm(
     backend: str,
     device: Any,

@@ -16,6 +16,8 @@ from typing import Any
 
 from polyccl_autoload import DEVICES, NAME, register
 
+from . import graphs
+
 
 def when_torch_is_there() -> None:
     """Register the backend now where torch.distributed is loaded, else as soon as it is."""
@@ -27,8 +29,14 @@ def _register_if_loaded() -> bool:
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not hasattr(dist, "Backend"):
         return False
-    register()
+    _introduce()
     return True
+
+
+def _introduce() -> None:
+    """Register the backend, and let torch.compile know what it is not to trace."""
+    register()
+    graphs.torch_is_there()
 
 
 class _Watch(MetaPathFinder):
@@ -65,7 +73,7 @@ def _then_register(spec: importlib.machinery.ModuleSpec) -> None:
 
     def run_and_register(module: ModuleType) -> None:
         run(module)
-        register()
+        _introduce()
 
     loader.exec_module = run_and_register
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..graphs import untraced
 from .options import Options
 
 if TYPE_CHECKING:
     from .process_group import ProcessGroup
 
 
+@untraced
 class Backend:
     """The backend that ``group._get_backend(device)`` gives. c10d's own class cannot be subclassed in Python."""
 

@@ -23,11 +23,13 @@ import torch
 
 from ..comm import Comm
 from ..errors import InvalidArgument
+from ..graphs import untraced
 from ..reduce_op import ReduceOp
 from .process_group import ProcessGroup
 from .work import Work
 
 
+@untraced
 class Balance:
     """Weighs a DDP module's gradients, and measures its steps. Made by `balance`.
 

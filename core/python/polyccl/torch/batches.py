@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed as dist
 
 from ..errors import Aborted
+from ..graphs import untraced
 
 if TYPE_CHECKING:
     from .._native import Work as NativeWork
@@ -55,6 +56,7 @@ def gathered(p2p_op_list: list[Any]) -> list[Any]:
     return works
 
 
+@untraced
 def _call_gathered(p2p_op_list: list[Any]) -> list[Any]:
     from polyccl.torch.batches import gathered  # this code runs among the names of torch's module
 

@@ -14,11 +14,13 @@ from torch import distributed as dist
 
 from .. import new_comm
 from ..errors import InvalidArgument
+from ..graphs import untraced
 from ..torch_hook import DEVICES, NAME
 from . import options as opts
 from .process_group import ProcessGroup
 
 
+@untraced
 def create_group(base: Any, pg_options: Any = None) -> ProcessGroup:
     """Make a group, when torch asks for one: ``base`` is c10d's DistributedBackendOptions. Collective over the group's ranks.
 

@@ -20,12 +20,14 @@ from .. import arguments
 from .. import store as stores
 from ..comm import Comm
 from ..errors import CommTimeout, InvalidArgument, UnsupportedOperation
+from ..graphs import untraced
 from ..torch_hook import NAME
 from .process_group import ProcessGroup
 
 _numbers = itertools.count()
 
 
+@untraced
 def init_device_mesh(mesh_dim_comms: Sequence[Comm], mesh_dim_names: Sequence[str], _global_comm: Comm | None = None) -> DeviceMesh:
     """A mesh whose dimension i is ``mesh_dim_comms[i]``, called ``mesh_dim_names[i]``. Collective over all ranks; blocks.
 
@@ -108,6 +110,7 @@ def _register(comm: Comm, ranks: Sequence[int], default: bool = False) -> Proces
     return group
 
 
+@untraced
 class TorchsStore(dist.Store):  # type: ignore[misc]
     """A store of PolyCCL as one of torch, as far as groups need one: set, get, wait, check, delete."""
 

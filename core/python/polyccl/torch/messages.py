@@ -12,6 +12,7 @@ import torch
 
 from .. import store as stores
 from ..errors import CommTimeout
+from ..graphs import untraced
 from .work import Work
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class FromAnyone:
         self._when_received(callback)
 
 
+@untraced
 class AnySourceWork(Work):
     """A `Work` that learns its source rank."""
 

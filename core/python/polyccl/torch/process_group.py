@@ -23,6 +23,7 @@ from torch._C import _distributed_c10d as c10d
 from .. import arguments
 from ..comm import Comm
 from ..errors import InvalidArgument, UnsupportedOperation
+from ..graphs import untraced
 from . import sparse
 from .backend import Backend
 from .batches import Batch, serve
@@ -35,6 +36,7 @@ from .tensors import Passage
 from .work import Work
 
 
+@untraced
 class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed that ``comm`` carries.
 

@@ -17,6 +17,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ..errors import CommError, CommTimeout
+from ..graphs import untraced
 
 if TYPE_CHECKING:
     from .. import _native
@@ -25,6 +26,7 @@ NO_TIMEOUT = timedelta(0)
 """What c10d means by no timeout of its own; the operation's holds."""
 
 
+@untraced
 class Work(c10d.Work):  # type: ignore[misc]
     """One or several operations of PolyCCL under way, as torch wants it.
 

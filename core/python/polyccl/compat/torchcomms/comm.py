@@ -11,6 +11,7 @@ from ... import arguments, comm, create, environment
 from ...arguments import Timeout
 from ...comm import Comm, Hints
 from ...errors import InvalidArgument, UnsupportedOperation
+from ...graphs import untraced
 from .names import BatchP2POptions, CommOptions, P2POp, P2POpType, TorchWork
 
 Value = TypeVar("Value")
@@ -20,6 +21,7 @@ FOR_TORCHCOMMS = ("persistent_store", "is_high_priority_stream")
 """Hints of torchcomms that PolyCCL serves otherwise: it always uses a store as it is, and takes the priority as an argument."""
 
 
+@untraced
 class TorchComm(Comm):
     """A communicator under torchcomms' name; see `polyccl.Comm`. Made by `new_comm` and `split`."""
 
@@ -82,6 +84,7 @@ class TorchComm(Comm):
         self._not_yet("all_gather_p_init")
 
 
+@untraced
 class BatchSendRecv(comm.BatchSendRecv):
     """Sends and receives that are issued together. Made by `TorchComm.batch_op_create`; ``ops`` holds `P2POp`."""
 

@@ -25,6 +25,7 @@ from ...arguments import Timeout
 from ...backends import KNOWN
 from ...comm import Comm, Hints
 from ...errors import InvalidArgument
+from ...graphs import untraced
 from ...torch import options as opts
 from ...torch.create import checks, inherited_options
 from ...torch.mesh import TorchsStore
@@ -38,6 +39,7 @@ PATIENCE = 10.0
 """Seconds that a group waits for what was issued, when torch ends it."""
 
 
+@untraced
 class GroupComm(TorchComm):
     """The communicator of a group that torch makes, splits and ends."""
 
@@ -71,6 +73,7 @@ class GroupComm(TorchComm):
                 super().finalize(PATIENCE if timeout is None else timeout)
 
 
+@untraced
 class BackendWrapper(ProcessGroup):
     """A process group of torch.distributed over ``comm``: torchcomms' ``_BackendWrapper``.
 
