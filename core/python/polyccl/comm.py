@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native, create
+from .deadlines import seconds
 from .errors import InvalidArgument, UnsupportedOperation
 from .operations import Kind
-from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
+from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict
 from .reduce_op import ReduceOp
 from .trace import TraceEvent, read_event
 
@@ -318,7 +319,7 @@ class Comm:
         one island get a plain communicator of its library, else a bridge.
         """
         self._splits += 1
-        return create.split(self._group, self._splits, list(ranks), name, hints, timeout)
+        return create.split(self._group, self._splits, list(ranks), name, hints, timeout, lambda: self._native.failure)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the default timeout of operations that are issued from now on; None gives back the one of creation."""

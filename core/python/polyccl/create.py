@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 from . import _native, backends, devices, environment, ranks, rendezvous
 from . import store as stores
 from ._version import __version__
+from .deadlines import after, left
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
+from .meeting import Failure, Meeting
 from .operations import Kind, Reduction
 from .options import HINTS as KNOWN_HINTS
-from .options import WINDOW, CommOptions, Timeout, check_hints, make_options, seconds
+from .options import WINDOW, CommOptions, Timeout, check_hints, creation_timeout, make_options
 from .planner import planner
 from .planner.staging import Memory
 from .planner.task import Request
@@ -89,7 +90,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Group:
-    """What a communicator is, beside its native part."""
+    """What a communicator is, beside its native part. ``store`` is its own, in rank 0's process: splits meet there."""
 
     name: str
     rank: int
@@ -151,9 +152,15 @@ def new_comm(
 
 
 def split(
-    parent: Group, number: int, members: list[int], name: str, hints: Mapping[str, str] | None, timeout: Timeout
+    parent: Group,
+    number: int,
+    members: list[int],
+    name: str,
+    hints: Mapping[str, str] | None,
+    timeout: Timeout,
+    parents_failure: Failure,
 ) -> Comm | None:
-    """The part of a split that this rank does; see `Comm.split`."""
+    """Do this rank's part of a split; see `Comm.split`. The members meet by way of the parent's own store."""
     from .comm import Comm
 
     where = f"split of communicator '{parent.name}'"
@@ -170,32 +177,49 @@ def split(
     if hints is not None:
         options = replace(options, hints={**options.hints, **check_hints(hints, KNOWN_HINTS)})
     if timeout is not None:
-        options = replace(options, timeout=seconds(timeout))
+        options = replace(options, timeout=creation_timeout(timeout))
     # The list is in the key: groups of one split do not meet, and ranks that disagree about theirs time out with a text.
     digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
-    store = PrefixStore(parent.store, f"{parent.name}/split{number}/{digest}")
+    store = PrefixStore(parent.store, f"split{number}/{digest}")
     backend = AUTO if parent.requested in (AUTO, BRIDGE) else parent.requested
-    return Comm(*form(backend, parent.device, name, options, store, members.index(parent.rank), len(members)))
+    rank, size = members.index(parent.rank), len(members)
+    return Comm(*form(backend, parent.device, name, options, store, rank, size, parents_failure))
 
 
-def form(backend: str, device: str, name: str, options: CommOptions, store: Store, rank: int, size: int) -> Formed:
-    """Meet the other ranks and build what this rank needs."""
-    place = devices.parse(device)
-    library = find_library(local_backend(backend, place, options))
-    opened = open_device(name, library, place)
-    deadline = time.monotonic() + min(options.timeout, 1e9)
-    roster = rendezvous.exchange(store, name, hello_of(backend, device, options, library, rank), size, deadline)
-    if backend not in (BRIDGE, AUTO):
-        _require_one_library(roster)
-        islands, labels = [list(range(size))], [backend]
-    else:
-        islands, labels = roster.islands(), roster.labels()
-    build = _Builder(name, place, opened, options, store, rank, roster, library, deadline)
-    kind = BRIDGE if len(islands) > 1 else library.name if backend == AUTO else backend
-    group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, store)
-    if len(islands) > 1:
-        return group, build.bridge(islands)
-    return group, build.plain(list(range(size)), roster.group, name)
+def form(
+    backend: str,
+    device: str,
+    name: str,
+    options: CommOptions,
+    store: Store,
+    rank: int,
+    size: int,
+    known_failure: Failure | None = None,
+) -> Formed:
+    """Meet the other ranks and build what this rank needs. The store is not used, nor held, any more afterwards."""
+    meeting = Meeting(store, name, rank, size, after(options.timeout), known_failure)
+    try:
+        place = devices.parse(device)
+        library = find_library(local_backend(backend, place, options))
+        opened = open_device(name, library, place)
+        hello = hello_of(backend, device, options, library, rank)
+    except BaseException as error:
+        meeting.report(error)
+        raise
+    with meeting:
+        roster = rendezvous.exchange(meeting, hello)
+        if backend not in (BRIDGE, AUTO):
+            _require_one_library(roster)
+            islands, labels = [list(range(size))], [backend]
+        else:
+            islands, labels = roster.islands(), roster.labels()
+        build = _Builder(name, place, opened, options, meeting, rank, roster, library)
+        kind = BRIDGE if len(islands) > 1 else library.name if backend == AUTO else backend
+        own_store = meeting.group_store(roster.group)
+        group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, own_store)
+        native = build.bridge(islands) if len(islands) > 1 else build.plain(list(range(size)), roster.group, name)
+        meeting.confirm()
+    return group, native
 
 
 def find_library(name: str) -> Library:
@@ -304,11 +328,10 @@ class _Builder:
     place: devices.DeviceName
     device: _native.Device | None
     options: CommOptions
-    store: Store
+    meeting: Meeting
     rank: int
     roster: Roster
     library: Library
-    deadline: float
 
     def plain(self, members: Sequence[int], group: int, name: str) -> _native.Communicator:
         """A communicator of ``members``, all of this rank's library."""
@@ -323,8 +346,8 @@ class _Builder:
                 name,
                 "",
                 self.roster.hellos[self.rank].address,
-                PrefixStore(self.store, f"{self.name}/{group:016x}"),
-                max(0.0, self.deadline - time.monotonic()),
+                self.meeting.bootstrap(f"{group:016x}"),
+                left(self.meeting.deadline),
             )
         topology = Topology.singletons(size)
         return self._native(members, group, name, [list(range(size))], topology, own)

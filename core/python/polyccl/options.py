@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import environment
+from .deadlines import seconds
 from .errors import InvalidArgument
 from .planner.task import Options as PlannerOptions
 
@@ -27,14 +28,6 @@ CALL_HINTS = ("deterministic",)
 
 Timeout = timedelta | float | None
 """A length of time: a timedelta, or seconds. None: the default."""
-
-
-def seconds(timeout: timedelta | float) -> float:
-    """The timeout in seconds. Raises InvalidArgument for what is no length of time."""
-    value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise InvalidArgument(f"a timeout must be a timedelta or a number of seconds, at least 0, and is {timeout!r}")
-    return float(value)
 
 
 @dataclass(frozen=True)
@@ -86,13 +79,24 @@ def make_options(
     """Options from arguments, else from the environment. Raises InvalidArgument for values that are none."""
     abort = abort_process_on_timeout_or_error
     return CommOptions(
-        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else seconds(timeout),
+        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else creation_timeout(timeout),
         abort_process_on_timeout_or_error=environment.flag("POLYCCL_ABORT_ON_ERROR") if abort is None else bool(abort),
         check=environment.flag("POLYCCL_CHECK"),
         hints=check_hints(hints, HINTS),
         enable_reconfigure=enable_reconfigure,
         is_high_priority_stream=bool(is_high_priority_stream),
     )
+
+
+def creation_timeout(timeout: timedelta | float) -> float:
+    """Return the timeout of a communicator in seconds. Raises InvalidArgument if it leaves no time to meet the other ranks."""
+    value = seconds(timeout)
+    if value == 0:
+        raise InvalidArgument(
+            f"the timeout of a communicator is {timeout!r}: it bounds the creation too and must be more than 0; use "
+            "float('inf') to wait without limit"
+        )
+    return value
 
 
 def check_hints(hints: Mapping[str, str] | None, known: Any) -> dict[str, str]:
@@ -123,4 +127,14 @@ def _bytes(hints: Mapping[str, str], name: str) -> int | None:
         raise InvalidArgument(f"hint '{name}': {error}") from None
 
 
-__all__ = ["CALL_HINTS", "HINTS", "WINDOW", "CommOptions", "Timeout", "check_hints", "is_strict", "make_options", "seconds"]
+__all__ = [
+    "CALL_HINTS",
+    "HINTS",
+    "WINDOW",
+    "CommOptions",
+    "Timeout",
+    "check_hints",
+    "creation_timeout",
+    "is_strict",
+    "make_options",
+]

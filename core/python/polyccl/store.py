@@ -21,8 +21,10 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from . import environment
+from .deadlines import after, bounded, left
 from .errors import CommError, InvalidArgument, PeerLost
-from .tcp_store import TcpServer, TcpStore, timed_out
+from .tcp_server import TcpServer
+from .tcp_store import TcpStore, timed_out
 
 
 class Store(Protocol):
@@ -98,7 +100,7 @@ class FileStore:
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
         limit = _limit(timeout)
-        deadline, pause = time.monotonic() + limit, 0.001
+        deadline, pause = after(limit), 0.001
         while True:
             try:
                 return self._file(key).read_bytes()
@@ -107,10 +109,10 @@ class FileStore:
                     raise PeerLost(f"{self}: the directory is gone; key '{key}' will not come") from None
             except OSError as error:
                 raise PeerLost(f"{self}: key '{key}' cannot be read ({error.strerror})") from None
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = left(deadline)
+            if not remaining:
                 raise timed_out(str(self), key, limit, awaiting)
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(1.5 * pause, 0.05)
 
     def delete(self, key: str) -> None:
@@ -146,12 +148,12 @@ class TorchStore:
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
         limit = _limit(timeout)
-        deadline, pause = time.monotonic() + limit, 0.001
+        deadline, pause = after(limit), 0.001
         while not self._call("check", [key]):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = left(deadline)
+            if not remaining:
                 raise timed_out(str(self), key, limit, awaiting)
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(1.5 * pause, 0.1)
         return bytes(self._call("get", key))
 
@@ -295,7 +297,7 @@ def _from_torch_environment(host: str, port_text: str, rank: int) -> Store:
 
 def _torch_tcp(host: str, port: int, host_it: bool) -> Any:
     """torch's TCPStore; several users in one process (``init_process_group``, say) share a server."""
-    timeout = environment.seconds("POLYCCL_TIMEOUT")
+    timeout = bounded(environment.seconds("POLYCCL_TIMEOUT"))
     try:
         return import_module("torch.distributed").TCPStore(
             host,
@@ -315,7 +317,7 @@ def _torch_tcp(host: str, port: int, host_it: bool) -> Any:
 
 
 def _limit(timeout: float | None) -> float:
-    return environment.seconds("POLYCCL_TIMEOUT") if timeout is None else max(0.0, timeout)
+    return bounded(environment.seconds("POLYCCL_TIMEOUT") if timeout is None else timeout)
 
 
 __all__ = [

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ... import comm, create, environment
 from ...comm import Comm, Hints
+from ...deadlines import bounded
 from ...errors import InvalidArgument, UnsupportedOperation
 from ...options import Timeout
 from .names import BatchP2POptions, CommOptions, P2POp, P2POpType, TorchWork
@@ -39,7 +40,7 @@ class TorchComm(Comm):
         options = self._group.options
         return CommOptions(
             options.abort_process_on_timeout_or_error,
-            timedelta(seconds=options.timeout),
+            timedelta(seconds=bounded(options.timeout)),
             self._group.store,
             options.enable_reconfigure,
             dict(options.hints),

@@ -1,0 +1,51 @@
+"""Lengths of time and deadlines: any length that a user may give, infinity included, made safe for every clock and wait.
+
+A deadline is a time of ``time.monotonic()``. Python's waits, sockets and selectors each overflow at a length of their own (24
+days, 292 years), so all lengths are cut here to `LONGEST`, and single waits to what `slice_of` gives.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+from .errors import InvalidArgument
+
+LONGEST = 1e9
+"""Seconds, about 32 years: longer timeouts, and infinity, count as this."""
+_SLICE = 86400.0
+
+
+def seconds(timeout: timedelta | float) -> float:
+    """Return the timeout in seconds. Raises InvalidArgument if it is no length of time."""
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise InvalidArgument(f"a timeout must be a timedelta or a number of seconds, at least 0, and is {timeout!r}")
+    try:
+        return float(value)
+    except OverflowError:  # a whole number that no float can hold
+        return math.inf
+
+
+def bounded(length: float) -> float:
+    """Return the length in seconds, at least 0 and at most `LONGEST`."""
+    return min(max(0.0, length), LONGEST)
+
+
+def after(length: float) -> float:
+    """Return the deadline that lies ``length`` seconds ahead."""
+    return time.monotonic() + bounded(length)
+
+
+def left(deadline: float) -> float:
+    """Return the seconds until the deadline, at least 0."""
+    return max(0.0, deadline - time.monotonic())
+
+
+def slice_of(length: float) -> float:
+    """Return how long one wait on a socket or selector may be, of ``length`` seconds in all; wait again until the deadline."""
+    return min(length, _SLICE)
+
+
+__all__ = ["LONGEST", "after", "bounded", "left", "seconds", "slice_of"]
