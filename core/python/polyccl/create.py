@@ -402,11 +402,12 @@ class _Builder:
 
     def _memory(self, plain: bool) -> Callable[[str], Memory]:
         """Where data lies and what carries messages, by dtype."""
+        on_host, library = self.device is None, self.library  # the communicator keeps the function, and must not keep the meeting
 
         def where(dtype: str) -> Memory:
-            if self.device is None:
+            if on_host:
                 return Memory.HOST
-            messages = plain and all(self.library.messages(kind, dtype) for kind in (Kind.SEND, Kind.RECV))
+            messages = plain and all(library.messages(kind, dtype) for kind in (Kind.SEND, Kind.RECV))
             return Memory.DEVICE_MESSAGES if messages else Memory.DEVICE
 
         return where

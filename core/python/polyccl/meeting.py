@@ -17,8 +17,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +36,8 @@ GRACE = 5.0
 
 _LOOK = 0.2
 """Seconds between two looks at the parent's state, and at an outdated ``lead``."""
+_LINGER = 1.0
+"""Seconds that a rank 0 that failed waits at most until the others know it."""
 _CONSEQUENCES = (PeerLost, Aborted, CommTimeout)
 """Errors that another rank's failure brings about: theirs is the one to raise."""
 
@@ -59,6 +61,7 @@ class Meeting:
         self._attendance: Attendance | None = None
         self._leader = "rank 0"
         self._room = ""
+        self._said: dict[str, Any] = {}
         self._looked = 0.0
         self._found: CommError | None = None
 
@@ -81,6 +84,8 @@ class Meeting:
             if isinstance(error, _CONSEQUENCES) or type(error) is CommError:
                 theirs = self._failure()
             self._announce(error)
+            if self.rank == 0:
+                self._linger()
         self._leave()
         if theirs is not None:
             raise theirs from None
@@ -117,6 +122,7 @@ class Meeting:
     def close_door(self) -> None:
         """On rank 0, once all have come: free the name for the next meeting."""
         self._base.delete(self._lead)
+        self._said = {}
 
     def announce(self, error: CommError) -> None:
         """Tell all ranks of an error in the same words."""
@@ -148,7 +154,7 @@ class Meeting:
         """Return the store that the communicator keeps, for its splits: it lives in rank 0's process."""
         if self._client is None:
             return MemoryStore()
-        return PrefixStore(self._client, f"group/{group:016x}")
+        return GroupStore(self._client, f"group/{group:016x}", f"communicator '{self.name}': {self._leader}")
 
     def failure(self) -> CommError | None:
         """Return what has gone wrong elsewhere, if anything; looks at most every 50 ms."""
@@ -180,7 +186,7 @@ class Meeting:
         self._room, self._client = secrets.token_hex(8), server.client
         self._attend(self._client)
         self._client.set(self._key("open"), str(self.size).encode())
-        lead = {
+        self._said = {
             "protocol": PROTOCOL,
             "room": self._room,
             "address": server.client.host,
@@ -189,7 +195,7 @@ class Meeting:
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        self._base.set(self._lead, json.dumps(lead).encode())
+        self._base.set(self._lead, json.dumps(self._said).encode())
 
     def _join(self) -> None:
         """Enter the room that ``lead`` names. If that is left of a meeting that failed, wait a little for another first."""
@@ -247,6 +253,11 @@ class Meeting:
         except Alarmed as alarm:
             raise _error_of(alarm.value) from None
         except (PeerLost, CommTimeout) as error:
+            latest = self._look_for_lead() or b"{}"
+            with suppress(Mismatch):
+                lead = _parse_lead(latest, self.name)
+                if lead["room"] == self._room and "failure" in lead:
+                    raise _error_of(str(lead["failure"]).encode()) from None
             raise PeerLost(
                 f"communicator '{self.name}': {self._leader} is gone, or cannot be reached from {self.who} ({error})"
             ) from None
@@ -321,6 +332,15 @@ class Meeting:
         if self._client is not None:
             with suppress(CommError):  # if the server is what failed, the others notice by themselves
                 self._client.set_new(self._alarm, _encode(kind, text))
+                if self._said:  # also for those who find this process's end before they find its server
+                    cause = self._client.get(self._alarm, 0).decode()
+                    self._base.set(self._lead, json.dumps(self._said | {"failure": cause}).encode())
+
+    def _linger(self) -> None:
+        """Let the others read what went wrong before this process, which keeps it, may end."""
+        end = after(_LINGER)
+        while self._room and left(end) and _this_process().server.attendance(self._alarm) > 1:
+            time.sleep(0.005)
 
     def _lost_leader(self) -> PeerLost:
         return PeerLost(f"communicator '{self.name}': {self._leader} ended during the creation; see its log first")
@@ -334,6 +354,38 @@ class Meeting:
             f"{hello.get('host')}, then pid {os.getpid()} on host {socket.gethostname()}. Start each rank once; if one was "
             "restarted, restart all"
         )
+
+
+class GroupStore:
+    """The store that a communicator keeps, in the process of its rank 0, which ``owner`` names."""
+
+    def __init__(self, client: TcpStore, prefix: str, owner: str) -> None:
+        self._client, self._owner = client, owner
+        self._keys = PrefixStore(client, prefix)
+
+    def set(self, key: str, value: bytes) -> None:
+        """See `polyccl.store.Store`."""
+        with self._told():
+            self._keys.set(key, value)
+
+    def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
+        """See `polyccl.store.Store`."""
+        with self._told():
+            return self._keys.get(key, timeout, awaiting)
+
+    def delete(self, key: str) -> None:
+        """See `polyccl.store.Store`."""
+        with self._told():
+            self._keys.delete(key)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as error:
+            raise PeerLost(f"{self._owner}, whose process holds the communicator's store, has ended; see its log first") from error
+        finally:
+            self._client.rest()
 
 
 class Bootstrap:

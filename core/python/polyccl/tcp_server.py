@@ -104,6 +104,10 @@ class TcpServer:
         self._thread.start()
         _LIVE.add(self)
 
+    def attendance(self, alarm: str) -> int:
+        """Return how many attend this key."""
+        return self._attending.get(alarm, 0)
+
     def close(self) -> None:
         """Stop serving and drop every connection. Idempotent."""
         _LIVE.discard(self)
