@@ -360,7 +360,7 @@ class GroupStore:
     """The store that a communicator keeps, in the process of its rank 0, which ``owner`` names."""
 
     def __init__(self, client: TcpStore, prefix: str, owner: str) -> None:
-        self._client, self._owner = client, owner
+        self._owner = owner
         self._keys = PrefixStore(client, prefix)
 
     def set(self, key: str, value: bytes) -> None:
@@ -384,8 +384,6 @@ class GroupStore:
             yield
         except PeerLost as error:
             raise PeerLost(f"{self._owner}, whose process holds the communicator's store, has ended; see its log first") from error
-        finally:
-            self._client.rest()
 
 
 class Bootstrap:

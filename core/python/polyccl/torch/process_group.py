@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from ..comm import Comm
+from ..deadlines import bounded
 from ..errors import InvalidArgument, UnsupportedOperation
 from . import sparse
 from .backend import Backend
@@ -456,8 +457,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         batch.issue()
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks are here, else raise CommTimeout with those that are not; breaks nothing. Goes by the store."""
-        limit = timedelta(seconds=self._comm._group.options.timeout) if timeout is None else timeout
+        """Wait until all ranks are here, else raise CommTimeout with those that are not; breaks nothing."""
+        limit = timedelta(seconds=bounded(self._comm._group.options.timeout)) if timeout is None else timeout
         monitored_barrier(self, limit, wait_all_ranks)
 
     # ---- several calls as one -----------------------------------------------------------------------------------------------
