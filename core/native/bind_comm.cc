@@ -177,7 +177,14 @@ class PythonStore : public BootstrapStore {
     return value;
   }
 
-  bool cancelled() const override { return false; }
+  bool cancelled() const override {
+    nb::gil_scoped_acquire gil;
+    try {
+      return nb::cast<bool>(store_.attr("cancelled")());
+    } catch (const nb::python_error&) {  // a store that cannot tell; whoever waits for its keys learns the cause
+      return false;
+    }
+  }
 
  private:
   template <class F>
@@ -283,8 +290,7 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
           }};
 }
 
-nb::object error_of(const Work& work) {
-  const auto error = work.error();
+nb::object exception_of(const std::optional<Error>& error) {
   if (!error) return nb::none();
   return nb::module_::import_("polyccl.errors").attr(error_class(error->code()))(error->what());
 }
@@ -331,7 +337,9 @@ void bind_work(nb::module_& m) {
       .def(
           "wait_blocking", [](Work& w) { wait_on_host(w, {}); }, "As wait(), for operations of devices too.")
       .def("is_completed", &Work::done, "True once the operation is done, with or without an error. Does not block.")
-      .def("exception", &error_of, "The operation's error, or None. Does not block.")
+      .def(
+          "exception", [](const Work& w) { return exception_of(w.error()); },
+          "The operation's error, or None. Does not block.")
       .def(
           "add_done_callback",
           [](std::shared_ptr<Work> work, nb::object callback) {
@@ -421,6 +429,9 @@ void bind_comm(nb::module_& m) {
       .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("finalize", &finalize, "timeout"_a = nb::none())
       .def_prop_ro("broken", [](const Communicator& c) { return c.failure().has_value(); })
+      .def_prop_ro(
+          "failure", [](const Communicator& c) { return exception_of(c.failure()); },
+          "What broke it, as an exception; None while it works.")
       .def_prop_rw(
           "timeout", [](const Communicator& c) { return static_cast<double>(c.timeout_ns()) / 1e9; },
           [](Communicator& c, double seconds) {

@@ -18,6 +18,7 @@ import torch
 
 import polyccl
 from polyccl import _native, create, devices, rendezvous
+from polyccl.meeting import Meeting
 from polyccl.options import make_options
 from polyccl.planner.topology import Topology
 from polyccl.store import MemoryStore, PrefixStore
@@ -58,10 +59,11 @@ def alone() -> polyccl.Comm:
     assert opened is not None
     hello = create.hello_of("nccl", device(), options, library, 0)
     deadline = time.monotonic() + SECONDS
-    roster = rendezvous.exchange(store, "gpu", hello, 1, deadline)
+    meeting = Meeting(store, "gpu", 0, 1, deadline)
+    roster = rendezvous.exchange(meeting, hello)
     ends = PrefixStore(store, "gpu/nccl")
     own = _native.create_backend_comm(library.plugin, 0, 1, opened.index, "gpu", "", hello.address, ends, SECONDS)
-    build = create._Builder("gpu", place, opened, options, store, 0, roster, library, deadline)
+    build = create._Builder("gpu", place, opened, options, meeting, 0, roster, library)
     native = build._native([0], roster.group, "gpu", [[0]], Topology.singletons(1), own)
     return polyccl.Comm(create.Group("gpu", 0, 1, device(), "nccl", "nccl", options, library, [[0]], ["nccl"], store), native)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -93,6 +94,7 @@ def test_islands_are_read_from_their_list() -> None:
         Island("gloo", 1, "1:gloo"),
         Island("host", 1, "2:host"),
     ]
+    assert parse_islands("2, 3") == [Island("", 2, "0"), Island("", 3, "1")]
 
 
 @pytest.mark.parametrize("text", ["", "gloo=", "gloo=0", "=2", "gloo=2,", "gloo=-1", "gloo:2", "9=1"])
@@ -260,6 +262,77 @@ def test_a_program_that_is_not_there_is_refused() -> None:
     assert "no program 'no-such-program'" in done.stderr
 
 
+def test_a_backend_that_is_not_there_is_one_sentence() -> None:
+    done = run("host=2,nosuch=2", "echo started")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("polyccl launch: there is no backend 'nosuch'")
+
+
+def test_the_first_to_fail_in_time_is_named_first() -> None:
+    """Rank 0 fails after rank 2 has, while the launcher, which is stopped, sees neither."""
+    script = """
+        [ $RANK = 1 ] && exec sleep 30
+        read go < $FIFO-$RANK
+        exit 1$RANK
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fifo = f"{folder}/go"
+        for rank in (0, 2):
+            os.mkfifo(f"{fifo}-{rank}")
+        words = command("--islands", "host=3", "--", "sh", "-c", "echo $$; " + script)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ(FIFO=fifo)) as job:
+            assert job.stdout is not None
+            pids = {}
+            for _ in range(3):
+                line = job.stdout.readline()
+                pids[int(line[1])] = int(line.split()[-1])
+            job.send_signal(signal.SIGSTOP)
+            for rank in (2, 0):
+                Path(f"{fifo}-{rank}").write_text("now\n")
+                wait_until_gone([pids[rank]])
+            job.send_signal(signal.SIGCONT)
+            _, errors = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 12
+    assert "rank 2 [0:host] ended with exit status 12" in errors
+
+
+TORCH_AGAIN = """
+import torch
+import torch.distributed as dist
+for backend in ("polyccl", "gloo", "polyccl"):
+    dist.init_process_group(backend)
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    dist.destroy_process_group()
+    print(backend, int(ones))
+"""
+
+
+def test_torchs_groups_can_be_made_again() -> None:
+    """The store of torch.distributed is the launcher's, not a group's of rank 0."""
+    pytest.importorskip("torch")
+    words = command("--islands", "host=2,host=1", "--", sys.executable, "-c", TORCH_AGAIN)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, env=environ())
+    assert done.returncode == 0, done.stderr
+    assert Counter(line.split("] ", 1)[1] for line in done.stdout.splitlines()) == {"polyccl 3": 6, "gloo 3": 3}
+
+
+def test_the_timeout_reaches_torchs_groups() -> None:
+    pytest.importorskip("torch")
+    script = """
+import torch.distributed as dist
+dist.init_process_group("polyccl")
+print(dist.group.WORLD.get_comm().get_options().timeout)
+"""
+    for option, seen_by_ranks in ((("--timeout", "12.5"), "12.5"), ((), "1800.0")):
+        words = command("--islands", "host=2", *option, "--", sys.executable, "-c", script)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, env=environ())
+        assert done.returncode == 0, done.stderr
+        assert {line.split()[-1] for line in done.stdout.splitlines()} == {seen_by_ranks}
+
+
 def test_wrong_islands_are_refused() -> None:
     done = run("gloo=zero", "exit 0")
     assert done.returncode == 2
@@ -317,6 +390,14 @@ def test_what_a_rank_started_ends_with_it() -> None:
     assert done.returncode == 0
     pids = [int(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(pids) == 2
+    wait_until_gone(pids)
+
+
+def test_what_the_ranks_started_dies_with_a_launcher_that_is_killed(start: Callable[..., Job]) -> None:
+    job = start("host=2", "sleep 1000 & echo $!; sh -c 'sleep 1000 & echo $!; wait' & wait")
+    pids = [int(line.split()[-1]) for line in job.wait_for_lines(4)]
+    assert all(alive(pid) for pid in pids)
+    job.process.kill()
     wait_until_gone(pids)
 
 

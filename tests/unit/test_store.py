@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from polyccl import store as stores
-from polyccl import tcp_store
+from polyccl import tcp_server, tcp_store
 from polyccl.errors import CommError, CommTimeout, InvalidArgument, PeerLost
 from polyccl.store import FileStore, MemoryStore, PrefixStore, Store, TcpServer, TcpStore, default_store, wrap
 
@@ -252,12 +252,152 @@ def test_a_request_beyond_the_bounds_ends_its_connection_only(request_head: byte
     server = TcpServer("127.0.0.1", 0, "secret")
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as rogue:
         greeting = rogue.recv(40, socket.MSG_WAITALL)
-        rogue.sendall(tcp_store.MAGIC + hmac.digest(b"secret", greeting[8:], "sha256"))
+        rogue.sendall(tcp_server.MAGIC + hmac.digest(b"secret", greeting[8:], "sha256"))
         assert rogue.recv(9, socket.MSG_WAITALL) == bytes(9)
         rogue.sendall(request_head)
         assert rogue.recv(1) == b""
     client(server).set("key", b"x")
     server.close()
+
+
+@pytest.mark.parametrize("timeout", [2**31 // 1000 * 1000 + 5000, 2**33, 2**53, 2**64 - 1], ids="{} ms".format)
+def test_a_request_with_any_timeout_waits_and_ends_nothing(server: TcpServer, timeout: int) -> None:
+    connection = client(server)._connect(time.monotonic() + 10)
+    with connection:
+        connection.sendall(tcp_server.REQUEST.pack(tcp_server.GET, 4, 0, timeout) + b"late")
+        other = client(server)
+        other.set("key", b"x")
+        assert other.get("key", 5) == b"x"
+        other.set("late", b"now")
+        assert tcp_store._receive(connection, 12, time.monotonic() + 10)[9:] == b"now"
+
+
+@pytest.mark.parametrize("operation", [*range(10), 255], ids=str)
+def test_no_request_ends_the_server(operation: int) -> None:
+    """Each operation, with a key and a value that fit none of them."""
+    with_token = TcpServer("127.0.0.1", 0, "secret")
+    with client(with_token)._connect(time.monotonic() + 10) as rogue:
+        rogue.sendall(tcp_server.REQUEST.pack(operation, 1, 1, 2**64 - 1) + b"\xff\x00")
+    client(with_token).set("key", b"x")
+    assert client(with_token).get("key", 5) == b"x"
+    with_token.close()
+
+
+def test_an_error_in_the_server_ends_one_connection(server: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TcpServer._handle
+
+    def handle(self: TcpServer, who: Any, operation: int, key: str, value: bytes, timeout: int) -> None:
+        if key == "bad":
+            raise MemoryError
+        real(self, who, operation, key, value, timeout)
+
+    monkeypatch.setattr(TcpServer, "_handle", handle)
+    with pytest.raises(PeerLost, match="closed the connection"):
+        client(server).set("bad", b"")
+    client(server).set("key", b"x")
+
+
+def test_a_client_that_reads_no_answers_is_dropped(server: TcpServer) -> None:
+    mine = client(server)
+    mine.set("key", bytes(32 << 20))
+    rogue = mine._connect(time.monotonic() + 10)
+    with rogue:
+        while True:
+            try:
+                rogue.sendall(tcp_server.REQUEST.pack(tcp_server.GET, 3, 0, 0) + b"key")
+            except OSError:
+                break
+    assert mine.get("key", 10) == bytes(32 << 20)
+
+
+# --- alarms: waits that end because something went wrong
+
+
+def test_a_wait_ends_when_its_alarm_is_set_and_prefers_the_key(server: TcpServer) -> None:
+    mine = client(server)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client(server).get, "room/key", 60, "rank 1", "room/failed")
+        mine.set_new("room/failed", b"why")
+        mine.set_new("room/failed", b"another reason")
+        with pytest.raises(tcp_store.Alarmed) as caught:
+            waiting.result(20)
+    assert caught.value.value == b"why"
+    mine.set("room/key", b"x")
+    assert mine.get("room/key", 60, "", "room/failed") == b"x"
+
+
+def test_a_call_sets_a_key_once_and_waits_for_another(server: TcpServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client(server).call, "mine", b"1", "yours", 60)
+        assert client(server).get("mine", 20) == b"1"
+        client(server).set("yours", b"2")
+        assert waiting.result(20) == b"2"
+    with pytest.raises(tcp_store.Taken) as caught:
+        client(server).call("mine", b"3", "yours", 60)
+    assert caught.value.value == b"1"
+
+
+def test_who_attends_and_ends_sets_the_alarm_and_who_leaves_does_not(server: TcpServer) -> None:
+    mine = client(server)
+    stays, leaves, ends = (client(server).attend("room/failed", name, 10) for name in (b"stays", b"leaves", b"ends"))
+    mine.set("room/key", b"x")
+    leaves.leave()
+    with pytest.raises(CommTimeout):
+        mine.get("room/failed", 0.05)
+    ends._connection.close()
+    assert mine.get("room/failed", 20) == b"ends"
+    assert mine.get("room/key", 0) == b"x"
+    stays.leave()
+    with pytest.raises(CommTimeout):  # the last has left: only the alarm is kept
+        mine.get("room/key", 0)
+    assert mine.get("room/failed", 0) == b"ends"
+
+
+def test_a_forked_child_does_not_attend_for_its_parent(server: TcpServer) -> None:
+    script = f"""
+import os, signal
+from polyccl.store import TcpStore
+store = TcpStore("127.0.0.1", {server.port}, token="secret", timeout=10)
+attendance = store.attend("failed", b"the parent ended", 10)
+if os.fork() == 0:
+    signal.pause()
+os._exit(0)
+"""
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], start_new_session=True) as parent:
+        try:
+            assert client(server).get("failed", 20) == b"the parent ended"
+        finally:
+            os.killpg(parent.pid, 9)
+
+
+def test_strangers_that_take_all_descriptors_do_not_keep_others_out() -> None:
+    script = """
+import resource, socket, threading
+from polyccl.store import TcpServer, TcpStore
+server = TcpServer("127.0.0.1", 0, "secret")
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+strangers = []
+print(server.port, flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        port = int(host.stdout.readline())
+        strangers = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(100)]
+        TcpStore("127.0.0.1", port, token="secret", timeout=20).set("key", b"x")
+        for each in strangers:
+            each.close()
+        host.communicate("\n", timeout=20)
+
+
+@pytest.mark.parametrize("length", [float("inf"), 1e300, 1e12, 4e9])
+def test_a_wait_may_have_any_length(store: Store, length: float) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.get, "late", length)
+        with pytest.raises(CommTimeout):
+            store.get("never", 0.05)
+        store.set("late", b"now")
+        assert waiting.result(20) == b"now"
 
 
 def test_values_and_keys_beyond_the_bounds_are_refused_by_the_client(server: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +409,7 @@ def test_values_and_keys_beyond_the_bounds_are_refused_by_the_client(server: Tcp
 
 
 def test_a_full_store_refuses_more_and_keeps_what_it_has(server: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_store, "TOTAL_LIMIT", 100)
+    monkeypatch.setattr(tcp_server, "TOTAL_LIMIT", 100)
     mine = client(server)
     mine.set("a", bytes(90))
     with pytest.raises(CommError, match="full"):

@@ -217,6 +217,9 @@ class Communicator:
     @property
     def broken(self) -> bool: ...
     @property
+    def failure(self) -> CommError | None:
+        """What broke it, as an exception; None while it works."""
+    @property
     def timeout(self) -> float: ...
     @timeout.setter
     def timeout(self, arg: float, /) -> None: ...

@@ -365,7 +365,7 @@ class Comm:
         one island get a plain communicator of its library, else a bridge.
         """
         self._splits += 1
-        return create.split(self._group, self._splits, ranks, name, hints, timeout)
+        return create.split(self._group, self._splits, ranks, name, hints, timeout, lambda: self._native.failure)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the default timeout of operations that are issued from now on; None gives back the one of creation."""

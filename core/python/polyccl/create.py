@@ -20,10 +20,12 @@ from . import _native, arguments, backends, devices, environment, log, ranks, re
 from . import store as stores
 from ._version import __version__
 from .arguments import Timeout
+from .deadlines import after, left
 from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
 from .graphs import untraced
+from .meeting import Failure, Meeting
 from .options import HINTS as KNOWN_HINTS
-from .options import WINDOW, CommOptions, check_hints, make_options
+from .options import WINDOW, CommOptions, check_hints, creation_timeout, make_options
 from .planner import planner
 from .planner.staging import Memory
 from .planner.task import Request
@@ -97,7 +99,7 @@ Formed: TypeAlias = "tuple[Group, _native.Communicator]"
 
 @dataclass(frozen=True)
 class Group:
-    """What a communicator is, beside its native part."""
+    """What a communicator is, beside its native part. ``store`` is its own, in rank 0's process: splits meet there."""
 
     name: str
     rank: int
@@ -172,9 +174,15 @@ def _checked_place(rank: int | None, size: int | None) -> tuple[int | None, int 
 
 
 def split(
-    parent: Group, number: int, ranks: Sequence[int], name: str, hints: Mapping[str, str] | None, timeout: Timeout
+    parent: Group,
+    number: int,
+    ranks: Sequence[int],
+    name: str,
+    hints: Mapping[str, str] | None,
+    timeout: Timeout,
+    parents_failure: Failure,
 ) -> Comm | None:
-    """The part of a split that this rank does; see `Comm.split`."""
+    """Do this rank's part of a split; see `Comm.split`. The members meet by way of the parent's own store."""
     from .comm import Comm
 
     where = f"split of communicator '{parent.name}'"
@@ -185,7 +193,7 @@ def split(
         if hints is not None:
             options = replace(options, hints={**options.hints, **check_hints(hints, KNOWN_HINTS)})
         if timeout is not None:
-            options = replace(options, timeout=arguments.seconds(timeout))
+            options = replace(options, timeout=creation_timeout(timeout))
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}: {error}") from None
     if not members:
@@ -194,31 +202,49 @@ def split(
         raise InvalidArgument(f"{where}: this rank, {parent.rank}, is not in its own group, ranks={members}; give [] to stay out")
     # The list is in the key: groups of one split do not meet, and ranks that disagree about theirs time out with a text.
     digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
-    store = PrefixStore(parent.store, f"{parent.name}/split{number}/{digest}")
+    store = PrefixStore(parent.store, f"split{number}/{digest}")
     backend = AUTO if parent.requested in (AUTO, BRIDGE) else parent.requested
-    return Comm(*form(backend, parent.device, name, options, store, members.index(parent.rank), len(members)))
+    rank, size = members.index(parent.rank), len(members)
+    return Comm(*form(backend, parent.device, name, options, store, rank, size, parents_failure))
 
 
-def form(backend: str, device: str, name: str, options: CommOptions, store: Store, rank: int, size: int) -> Formed:
-    """Meet the other ranks and build what this rank needs."""
-    place = devices.parse(device)
-    library = find_library(local_backend(backend, place, options))
-    opened = open_device(name, library, place, options.is_high_priority_stream)
+def form(
+    backend: str,
+    device: str,
+    name: str,
+    options: CommOptions,
+    store: Store,
+    rank: int,
+    size: int,
+    known_failure: Failure | None = None,
+) -> Formed:
+    """Meet the other ranks and build what this rank needs. The store is not used, nor held, any more afterwards."""
     began = time.monotonic()
-    deadline = began + min(options.timeout, 1e9)
-    log.debug(f"communicator '{name}': rank {rank} of {size} brings {library.name} {library.version} for {place}")
-    roster = rendezvous.exchange(store, name, hello_of(backend, device, options, library, rank), size, deadline)
-    if backend not in (BRIDGE, AUTO):
-        _require_one_library(roster)
-        islands, labels = [list(range(size))], [backend]
-    else:
-        islands, labels = roster.islands(), roster.labels()
-    build = _Builder(name, place, opened, options, store, rank, roster, library, deadline)
-    kind = BRIDGE if len(islands) > 1 else library.name if backend == AUTO else backend
-    group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, store)
-    if not place.on_host:
-        group = replace(group, on_host=partial(_companion, group, build))
-    native = build.bridge(islands) if len(islands) > 1 else build.plain(list(range(size)), roster.group, name)
+    meeting = Meeting(store, name, rank, size, after(options.timeout), known_failure)
+    try:
+        place = devices.parse(device)
+        library = find_library(local_backend(backend, place, options))
+        opened = open_device(name, library, place, options.is_high_priority_stream)
+        log.debug(f"communicator '{name}': rank {rank} of {size} brings {library.name} {library.version} for {place}")
+        hello = hello_of(backend, device, options, library, rank)
+    except BaseException as error:
+        meeting.report(error)
+        raise
+    with meeting:
+        roster = rendezvous.exchange(meeting, hello)
+        if backend not in (BRIDGE, AUTO):
+            _require_one_library(roster)
+            islands, labels = [list(range(size))], [backend]
+        else:
+            islands, labels = roster.islands(), roster.labels()
+        build = _Builder(name, place, opened, options, meeting, rank, roster, library)
+        kind = BRIDGE if len(islands) > 1 else library.name if backend == AUTO else backend
+        own_store = meeting.group_store(roster.group)
+        group = Group(name, rank, size, device, kind, backend, options, library, islands, labels, own_store)
+        if not place.on_host:
+            group = replace(group, on_host=partial(_companion, group, replace(build, meeting=None)))
+        native = build.bridge(islands) if len(islands) > 1 else build.plain(list(range(size)), roster.group, name)
+        meeting.confirm()
     parts = ", ".join(f"{label} {members}" for label, members in zip(labels, islands, strict=True))
     log.info(f"communicator '{name}': rank {rank} of {size} on {kind}, islands {parts}; made in {time.monotonic() - began:.3f} s")
     return group, native
@@ -227,13 +253,12 @@ def form(backend: str, device: str, name: str, options: CommOptions, store: Stor
 def _companion(group: Group, build: _Builder) -> Formed:
     """Create a communicator of the ranks of ``group`` over the link, for tensors in host memory. Sends nothing."""
     host = replace(build, place=devices.parse("cpu"), device=None, library=Library(backends.HOST))
-    number = int.from_bytes(hashlib.sha256(f"{build.roster.group}/on_host".encode()).digest()[:8], "big")
     name = f"{group.name}/on_host"
     ranks = list(range(group.size))
     own = replace(
         group, name=name, device="cpu", backend=backends.HOST, library=host.library, islands=[ranks], labels=[backends.HOST]
     )
-    return own, host.plain(ranks, number, name)
+    return own, host.plain(ranks, _derived(build.roster.group, "on_host"), name)
 
 
 def find_library(name: str) -> Library:
@@ -344,17 +369,17 @@ class _Builder:
     place: devices.DeviceName
     device: _native.Device | None
     options: CommOptions
-    store: Store
+    meeting: Meeting | None  # during creation only
     rank: int
     roster: Roster
     library: Library
-    deadline: float
 
     def plain(self, members: Sequence[int], group: int, name: str) -> _native.Communicator:
         """A communicator of ``members``, all of this rank's library."""
         position, size = list(members).index(self.rank), len(members)
         own = None
         if self.library.plugin is not None and size > 1:
+            assert self.meeting is not None, "a library's communicator is made while the ranks meet"
             own = _native.create_backend_comm(
                 self.library.plugin,
                 position,
@@ -363,8 +388,8 @@ class _Builder:
                 name,
                 "",
                 self.roster.hellos[self.rank].address,
-                PrefixStore(self.store, f"{self.name}/{group:016x}"),
-                max(0.0, self.deadline - time.monotonic()),
+                self.meeting.bootstrap(f"{group:016x}"),
+                left(self.meeting.deadline),
                 _derived(group, "library"),
                 *self._membership(members),
                 self.roster.token,
@@ -426,11 +451,12 @@ class _Builder:
 
     def _memory(self, plain: bool) -> Callable[[str], Memory]:
         """Where data lies and what carries messages, by dtype."""
+        on_host, library = self.device is None, self.library  # the communicator keeps the function, and must not keep the meeting
 
         def where(dtype: str) -> Memory:
-            if self.device is None:
+            if on_host:
                 return Memory.HOST
-            messages = plain and all(self.library.messages(kind, dtype) for kind in (Kind.SEND, Kind.RECV))
+            messages = plain and all(library.messages(kind, dtype) for kind in (Kind.SEND, Kind.RECV))
             return Memory.DEVICE_MESSAGES if messages else Memory.DEVICE
 
         return where

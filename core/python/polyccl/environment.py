@@ -6,7 +6,6 @@ An empty variable counts as unset. A value that does not parse is an `InvalidArg
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import warnings
@@ -180,14 +179,14 @@ def integer(name: str) -> int | None:
 
 
 def seconds(name: str) -> float:
-    """The value of a variable that is a time: positive and finite."""
+    """The value of a variable that is a time: positive; infinity is allowed."""
     value = text(name)
     try:
         result = float(value)
     except ValueError:
         raise _refusal(name, value) from None
-    if not (math.isfinite(result) and result > 0):
-        raise _refusal(name, value, "a positive number of seconds")
+    if not result > 0:
+        raise _refusal(name, value, "a positive number of seconds, or inf")
     return result
 
 

@@ -76,13 +76,21 @@ def make_options(
     """Options from arguments, else from the environment. Raises InvalidArgument for values that are none."""
     abort = arguments.optional_flag("abort_process_on_timeout_or_error", abort_process_on_timeout_or_error)
     return CommOptions(
-        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout),
+        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else creation_timeout(timeout),
         abort_process_on_timeout_or_error=environment.flag("POLYCCL_ABORT_ON_ERROR") if abort is None else abort,
         check=environment.flag("POLYCCL_CHECK") if check is None else arguments.flag("check", check),
         hints=check_hints(hints, HINTS),
         enable_reconfigure=arguments.flag("enable_reconfigure", enable_reconfigure),
         is_high_priority_stream=bool(arguments.optional_flag("is_high_priority_stream", is_high_priority_stream)),
     )
+
+
+def creation_timeout(timeout: Timeout) -> float:
+    """Return the timeout of a communicator in seconds. Raises InvalidArgument if it leaves no time to meet the other ranks."""
+    value = arguments.seconds(timeout)
+    if value == 0:
+        arguments.refuse("timeout", timeout, "more than 0, since it bounds the creation too (float('inf') waits without limit)")
+    return value
 
 
 def check_hints(hints: Mapping[str, str] | None, known: Any) -> dict[str, str]:
@@ -115,4 +123,14 @@ def _bytes(hints: Mapping[str, str], name: str) -> int | None:
         raise InvalidArgument(f"hints['{name}']: {error}") from None
 
 
-__all__ = ["CALL_HINTS", "HINTS", "WINDOW", "CommOptions", "Timeout", "check_hints", "is_strict", "make_options"]
+__all__ = [
+    "CALL_HINTS",
+    "HINTS",
+    "WINDOW",
+    "CommOptions",
+    "Timeout",
+    "check_hints",
+    "creation_timeout",
+    "is_strict",
+    "make_options",
+]

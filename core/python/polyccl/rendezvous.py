@@ -1,8 +1,8 @@
 """The rendezvous: every rank says hello, and every rank gets the roster of all hellos.
 
-Rank r sets ``hello/r``. Rank 0 gathers these, publishes one ``roster``, and tells each rank under ``go/r/nonce``, where the nonce
-is that of the rank's hello: so nobody can take an earlier rendezvous of the same name for this one. Ranks other than 0 make a
-fixed number of store operations. Whatever goes wrong goes to everybody the same way, so that all ranks raise the same text.
+Rank r sets ``hello/r`` in the meeting's room. Rank 0 gathers these and publishes one ``roster``. A rank may come once to a meeting:
+one that was restarted, or started twice, is told of as such. Ranks other than 0 make a fixed number of store operations. Whatever
+goes wrong goes to everybody the same way, so that all ranks raise the same text.
 """
 
 from __future__ import annotations
@@ -14,22 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from . import environment, errors
-from .errors import Aborted, CommError, CommTimeout, Mismatch
-from .store import Store
+from .errors import CommError, CommTimeout, Mismatch
+from .meeting import GRACE, PROTOCOL, Meeting
 
 MAGIC = "polyccl-hello"
-PROTOCOL = 1
-"""Version of the rendezvous; ranks with another are refused."""
 HELLO_LIMIT = 16 << 10
 """The largest hello, in bytes."""
-GRACE = 5.0
-"""Seconds after its own deadline that a rank still waits for rank 0's verdict, so that it learns who is missing."""
-
 Option = str | int | float | bool | None
 
 
@@ -60,7 +55,6 @@ class Hello:
     host: str = field(default_factory=socket.gethostname)
     byte_order: str = sys.byteorder
     options: Mapping[str, Option] = field(default_factory=dict)
-    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     protocol: int = PROTOCOL
     magic: str = MAGIC
 
@@ -193,24 +187,27 @@ class Roster:
             )
 
 
-def exchange(store: Store, name: str, hello: Hello, size: int, deadline: float) -> Roster:
-    """Say ``hello`` as one of ``size`` ranks of communicator ``name``, and get the roster, validated.
+def exchange(meeting: Meeting, hello: Hello) -> Roster:
+    """Say ``hello`` at the meeting, and get the roster, validated.
 
-    Blocks until all ranks came, or until ``deadline`` (of ``time.monotonic()``). Raises, with the same text on all ranks that are
-    there, CommTimeout naming the missing ranks, or Mismatch; PeerLost when the store is gone. ``name`` may be used again once
-    a rendezvous is over, but not by two groups of one store at a time.
+    Blocks until all ranks came, or until the meeting's deadline. Raises, with the same text on all ranks that are there,
+    CommTimeout naming the missing ranks, or Mismatch, or what ended the creation on another rank.
     """
     data = hello.encode()
-    if size == 1:
-        roster = _draw(name, [hello])
-    elif hello.rank == 0:
-        roster = _gather(store, name, hello, size, deadline)
-    else:
-        roster = _follow(store, name, hello, data, deadline)
-        if roster.size != size:
-            raise Mismatch(f"communicator '{name}': rank {hello.rank} expects {size} ranks, rank 0 {roster.size}")
-    roster.validate()
-    return roster
+    if meeting.size == 1:
+        roster = _draw(meeting.name, [hello])
+        roster.validate()
+        return roster
+    if hello.rank == 0:
+        return _gather(meeting, hello)
+    try:
+        roster = Roster.decode(meeting.call(f"hello/{hello.rank}", data, "roster", GRACE))
+    except CommTimeout:
+        raise CommTimeout(
+            f"communicator '{meeting.name}': {meeting.who} met rank 0, but got no roster from it in time: rank 0 waits longer than "
+            "this rank; give all ranks the same timeout (POLYCCL_TIMEOUT)"
+        ) from None
+    return replace(roster, token=roster.token or environment.text("POLYCCL_JOB_TOKEN"))
 
 
 def machine_id() -> str:
@@ -236,51 +233,39 @@ def _draw(name: str, hellos: Sequence[Hello]) -> Roster:
     return Roster(name, tuple(hellos), secrets.randbits(63) + 1, token)
 
 
-def _gather(store: Store, name: str, own: Hello, size: int, deadline: float) -> Roster:
+def _gather(meeting: Meeting, own: Hello) -> Roster:
     """Rank 0: collect the hellos, then tell everybody who came either the roster or what is wrong."""
     began = time.monotonic()
     came: dict[int, Hello] = {0: own}
-    nonces: dict[int, str] = {}
     try:
-        wrong = _collect(store, name, came, nonces, size, deadline)
-        if len(came) < size and wrong is None:
-            wrong = _missing(name, came, size, time.monotonic() - began)
-        if wrong is not None:
-            raise wrong
-        roster = _draw(name, [came[rank] for rank in range(size)])
-        place = f"{name}/roster/{roster.group:016x}"
-        store.set(place, roster.encode())
-        _tell(store, name, nonces, {"roster": place})
-    except BaseException as error:
-        verdict = (
-            error if isinstance(error, CommError) else Aborted(f"communicator '{name}': rank 0 left the rendezvous ({error!r})")
-        )
-        with suppress(CommError):  # where the store is what failed, the others notice by themselves
-            _tell(store, name, nonces, {"error": type(verdict).__name__, "text": str(verdict)})
+        _collect(meeting, came)
+        if len(came) < meeting.size:
+            raise _missing(meeting.name, came, meeting.size, time.monotonic() - began)
+        roster = _draw(meeting.name, [came[rank] for rank in range(meeting.size)])
+        roster.validate()
+    except (CommTimeout, Mismatch) as error:
+        meeting.announce(error)
         raise
+    meeting.close_door()
+    # A secret that all have from their launcher does not cross the network.
+    published = replace(roster, token="") if environment.text("POLYCCL_JOB_TOKEN") else roster
+    meeting.set("roster", published.encode())
     return roster
 
 
-def _collect(
-    store: Store, name: str, came: dict[int, Hello], nonces: dict[int, str], size: int, deadline: float
-) -> CommError | None:
-    """Fill ``came`` with every hello that is there by the deadline, and ``nonces`` with where their ranks wait for a verdict.
-
-    The first hello that cannot be read is returned as an error; its rank is told too, if its nonce at least can be read.
-    """
-    wrong: CommError | None = None
-    for rank in range(1, size):
+def _collect(meeting: Meeting, came: dict[int, Hello]) -> None:
+    """Fill ``came`` with every hello that is there by the deadline. Raises what is wrong with the first that cannot be read."""
+    for rank in range(1, meeting.size):
         try:
-            data = store.get(f"{name}/hello/{rank}", max(0.0, deadline - time.monotonic()), f"rank {rank}")
+            data = meeting.get(f"hello/{rank}", f"rank {rank}")
         except CommTimeout:
             continue
-        store.delete(f"{name}/hello/{rank}")
         try:
-            nonces[rank] = str(_parse(data, HELLO_LIMIT, f"the hello of rank {rank}").get("nonce"))
             came[rank] = Hello.decode(data, f"rank {rank}")
         except CommError as error:
-            wrong = wrong or type(error)(f"communicator '{name}': {error}")
-    return wrong
+            wrong = type(error)(f"communicator '{meeting.name}': {error}")
+            meeting.announce(wrong)
+            raise wrong from None
 
 
 def _missing(name: str, came: Mapping[int, Hello], size: int, waited: float) -> CommTimeout:
@@ -292,33 +277,6 @@ def _missing(name: str, came: Mapping[int, Hello], size: int, waited: float) -> 
         f"{', ...' if len(hosts) > 8 else ''}). See the log of the missing; where they are only slow, raise the timeout "
         "(POLYCCL_TIMEOUT)"
     )
-
-
-def _tell(store: Store, name: str, nonces: Mapping[int, str], verdict: Mapping[str, str]) -> None:
-    data = json.dumps(verdict).encode()
-    for rank, nonce in nonces.items():
-        store.set(f"{name}/go/{rank}/{nonce}", data)
-
-
-def _follow(store: Store, name: str, own: Hello, data: bytes, deadline: float) -> Roster:
-    """Any other rank: set the hello, and wait for what rank 0 says."""
-    began = time.monotonic()
-    hello_key, go_key = f"{name}/hello/{own.rank}", f"{name}/go/{own.rank}/{own.nonce}"
-    store.set(hello_key, data)
-    try:
-        verdict = _parse(store.get(go_key, max(0.0, deadline - time.monotonic()) + GRACE, "rank 0"), 1 << 20, "rank 0's verdict")
-    except CommTimeout:
-        store.delete(hello_key)  # a later rendezvous of this name must not find it
-        raise CommTimeout(
-            f"communicator '{name}': rank {own.rank} on {own.host} heard nothing from rank 0 within "
-            f"{time.monotonic() - began:.1f} s: rank 0 did not come, waits longer than this rank, or uses another store. "
-            "See its log; where ranks are only slow, raise the timeout (POLYCCL_TIMEOUT) on all of them"
-        ) from None
-    store.delete(go_key)
-    if "roster" not in verdict:
-        kind = getattr(errors, str(verdict.get("error")), CommError)
-        raise (kind if isinstance(kind, type) and issubclass(kind, CommError) else CommError)(str(verdict.get("text")))
-    return Roster.decode(store.get(str(verdict["roster"]), GRACE, "rank 0"))
 
 
 def _island_key(hello: Hello) -> tuple[str, ...]:
@@ -351,4 +309,4 @@ def _check_origin(value: Any, what: str) -> None:
         )
 
 
-__all__ = ["GRACE", "HELLO_LIMIT", "MAGIC", "PROTOCOL", "Hello", "Option", "Roster", "exchange", "machine_id", "rank_list"]
+__all__ = ["HELLO_LIMIT", "MAGIC", "Hello", "Option", "Roster", "exchange", "machine_id", "rank_list"]

@@ -21,8 +21,10 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from . import arguments, environment
+from .deadlines import after, bounded, left
 from .errors import CommError, InvalidArgument, PeerLost
-from .tcp_store import TcpServer, TcpStore, timed_out
+from .tcp_server import TcpServer
+from .tcp_store import TcpStore, timed_out
 
 
 class Store(Protocol):
@@ -99,7 +101,7 @@ class FileStore:
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
         place, limit = self._file(key), _limit(timeout)
-        deadline, pause = time.monotonic() + limit, 0.001
+        deadline, pause = after(limit), 0.001
         while True:
             try:
                 return place.read_bytes()
@@ -108,10 +110,10 @@ class FileStore:
                     raise PeerLost(f"{self}: the directory is gone; key '{key}' will not come") from None
             except OSError as error:
                 raise PeerLost(f"{self}: key '{key}' cannot be read ({error.strerror})") from None
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = left(deadline)
+            if not remaining:
                 raise timed_out(str(self), key, limit, awaiting)
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(1.5 * pause, 0.05)
 
     def delete(self, key: str) -> None:
@@ -148,12 +150,12 @@ class TorchStore:
     def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
         """See `Store`."""
         key, limit = arguments.key(key), _limit(timeout)
-        deadline, pause = time.monotonic() + limit, 0.001
+        deadline, pause = after(limit), 0.001
         while not self._call("check", [key]):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = left(deadline)
+            if not remaining:
                 raise timed_out(str(self), key, limit, awaiting)
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(1.5 * pause, 0.1)
         return bytes(self._call("get", key))
 
@@ -298,7 +300,7 @@ def _from_torch_environment(host: str, port_text: str, rank: int) -> Store:
 
 def _torch_tcp(host: str, port: int, host_it: bool) -> Any:
     """torch's TCPStore; several users in one process (``init_process_group``, say) share a server."""
-    timeout = environment.seconds("POLYCCL_TIMEOUT")
+    timeout = bounded(environment.seconds("POLYCCL_TIMEOUT"))
     try:
         return import_module("torch.distributed").TCPStore(
             host,
@@ -318,7 +320,7 @@ def _torch_tcp(host: str, port: int, host_it: bool) -> Any:
 
 
 def _limit(timeout: float | None) -> float:
-    return environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout)
+    return bounded(environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout))
 
 
 __all__ = [

@@ -1,264 +1,67 @@
-"""A key-value store over TCP in pure Python: the server, one thread in a launcher or in rank 0, and its client.
-
-The server greets with ``MAGIC`` and a nonce, the client answers with ``MAGIC`` and the HMAC of the nonce under the job token, so
-that a stranger, or another job, is refused before it can say anything. Then the client sends requests, one at a time on a
-connection, and the server answers each:
-
-    request   operation (1 byte), length of the key (4), length of the value (8), timeout in ms (8), key, value
-    answer    status (1 byte), length of the value (8), value
-
-All integers are big-endian; every length is bounded before memory is taken for it.
-"""
+"""The client of the key-value store over TCP; `polyccl.tcp_server` has the server and the protocol."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import heapq
 import hmac
-import itertools
 import os
-import secrets
-import selectors
 import socket
-import struct
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 from . import arguments, environment
+from .deadlines import after, bounded, left, slice_of
 from .errors import CommError, CommTimeout, InvalidArgument, PeerLost
+from .tcp_server import (
+    ALARM,
+    ANSWER,
+    ATTEND,
+    CALL,
+    CALL_HEAD,
+    DELETE,
+    GET,
+    KEY_LIMIT,
+    LEAVE,
+    MAGIC,
+    NONCE,
+    OK,
+    REQUEST,
+    SET,
+    SET_NEW,
+    TAKEN,
+    TIMED_OUT,
+    VALUE_LIMIT,
+    TcpServer,
+    keep_alive,
+)
 
-MAGIC = b"PCSTORE1"
-KEY_LIMIT = 4096
-VALUE_LIMIT = 64 << 20
-"""The largest value, in bytes."""
-TOTAL_LIMIT = 1 << 30
-"""The most bytes that a server holds."""
-
-_NONCE = 32
-_HELLO = len(MAGIC) + hashlib.sha256().digest_size
-_REQUEST = struct.Struct("!BIQQ")
-_ANSWER = struct.Struct("!BQ")
-_SET, _GET, _DELETE = 1, 2, 3
-_OK, _TIMED_OUT, _REFUSED = 0, 1, 2
 _GRACE = 5.0
 """Seconds that an answer may be late before the server counts as lost."""
 
 
-@dataclass(eq=False)
-class _Client:
-    """What the server knows of one connection."""
+class Alarmed(CommError):
+    """A wait that ended because its alarm key was set; ``value`` is the alarm's."""
 
-    socket: socket.socket
-    nonce: bytes
-    proven: bool = False
-    received: bytearray = field(default_factory=bytearray)
-    unsent: bytearray = field(default_factory=bytearray)
-    awaited: str | None = None
-    turn: int = 0
-    """Counts the waits of this connection, so that the deadline of an earlier one is known to be void."""
+    def __init__(self, value: bytes) -> None:
+        super().__init__("the alarm was set")
+        self.value = value
 
 
-class TcpServer:
-    """A store server: listens at once, serves on a daemon thread until `close`.
+class Taken(CommError):
+    """A key was to be set that has a value already; ``value`` is that one."""
 
-    ``host`` "" is all interfaces; ``port`` 0 is any free port, which ``port`` then tells. Clients must prove ``token``. Raises
-    InvalidArgument where the address cannot be listened on.
-    """
-
-    def __init__(self, host: str = "", port: int = 0, token: str = "") -> None:
-        self._token = arguments.text("token", token, empty=True).encode()
-        self._listener = _listen(arguments.text("host", host, empty=True), arguments.port(port))
-        self.port: int = self._listener.getsockname()[1]
-        self._values: dict[str, bytes] = {}
-        self._held = 0
-        self._waiting: dict[str, list[_Client]] = {}
-        self._deadlines: list[tuple[float, int, int, _Client]] = []
-        self._numbers = itertools.count()
-        self._clients: set[_Client] = set()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._bell, self._ringer = socket.socketpair()
-        self._selector.register(self._bell, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="polyccl-store", daemon=True)
-        self._thread.start()
-        _LIVE.add(self)
-
-    def close(self) -> None:
-        """Stop serving and drop every connection. Idempotent."""
-        _LIVE.discard(self)
-        if self._ringer.fileno() >= 0:
-            self._ringer.close()
-            self._thread.join()
-
-    def forget(self) -> None:
-        """In a child after fork: close the copies of the parent's sockets, without a word to their other ends."""
-        for each in (self._listener, self._bell, self._ringer, *(client.socket for client in self._clients)):
-            each.close()
-        self._selector.close()
-
-    def _serve(self) -> None:
-        try:
-            while True:
-                for key, events in self._selector.select(self._patience()):
-                    if key.fileobj is self._bell:
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    else:
-                        self._attend(key.data, events)
-                self._expire()
-        finally:
-            for each in (self._listener, self._bell, *(client.socket for client in self._clients)):
-                each.close()
-            self._selector.close()
-
-    def _patience(self) -> float | None:
-        return max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else None
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # the client is gone already, or this process is out of descriptors: others must be served on
-            time.sleep(0.01)
-            return
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client = _Client(connection, secrets.token_bytes(_NONCE))
-        self._clients.add(client)
-        self._selector.register(connection, selectors.EVENT_READ, client)
-        self._send(client, MAGIC + client.nonce)
-
-    def _attend(self, client: _Client, events: int) -> None:
-        try:
-            if events & selectors.EVENT_WRITE:
-                self._flush(client)
-            if events & selectors.EVENT_READ:
-                data = client.socket.recv(1 << 20)
-                if not data or client.awaited is not None:  # closed, or speaking out of turn
-                    self._drop(client)
-                    return
-                client.received += data
-                self._read(client)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop(client)
-
-    def _read(self, client: _Client) -> None:
-        """Handle the request that is complete, if one is."""
-        if not client.proven:
-            if len(client.received) < _HELLO:
-                return
-            proof = hmac.digest(self._token, client.nonce, "sha256")
-            hello = bytes(client.received[:_HELLO])
-            del client.received[:_HELLO]
-            if not hmac.compare_digest(hello, MAGIC + proof):
-                self._answer(client, _REFUSED, b"the job token differs (POLYCCL_JOB_TOKEN)")
-                self._drop(client)
-                return
-            client.proven = True
-            self._answer(client, _OK)
-        if len(client.received) < _REQUEST.size:
-            return
-        operation, key_size, value_size, timeout = _REQUEST.unpack_from(client.received)
-        if operation not in (_SET, _GET, _DELETE) or key_size > KEY_LIMIT or value_size > VALUE_LIMIT:
-            self._drop(client)
-            return
-        end = _REQUEST.size + key_size + value_size
-        if len(client.received) < end:
-            return
-        key = client.received[_REQUEST.size : _REQUEST.size + key_size].decode(errors="surrogateescape")
-        value = bytes(client.received[_REQUEST.size + key_size : end])
-        del client.received[:]
-        self._handle(client, operation, key, value, timeout)
-
-    def _handle(self, client: _Client, operation: int, key: str, value: bytes, timeout: int) -> None:
-        if operation == _GET:
-            if key in self._values:
-                self._answer(client, _OK, self._values[key])
-            else:
-                self._await(client, key, timeout)
-            return
-        old = len(self._values.get(key, b""))
-        if operation == _DELETE:
-            self._values.pop(key, None)
-            self._held -= old
-        elif self._held - old + len(value) > TOTAL_LIMIT:
-            self._answer(client, _REFUSED, f"the store is full ({TOTAL_LIMIT} bytes)".encode())
-            return
-        else:
-            self._values[key] = value
-            self._held += len(value) - old
-            for waiter in self._waiting.pop(key, []):
-                waiter.awaited = None
-                self._answer(waiter, _OK, value)
-        self._answer(client, _OK)
-
-    def _await(self, client: _Client, key: str, timeout: int) -> None:
-        client.awaited = key
-        client.turn += 1
-        self._waiting.setdefault(key, []).append(client)
-        heapq.heappush(self._deadlines, (time.monotonic() + timeout / 1000, next(self._numbers), client.turn, client))
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, turn, client = heapq.heappop(self._deadlines)
-            if client.awaited is not None and client.turn == turn:
-                self._stop_waiting(client)
-                self._answer(client, _TIMED_OUT)
-
-    def _stop_waiting(self, client: _Client) -> None:
-        if client.awaited is None:
-            return
-        waiters = self._waiting[client.awaited]
-        waiters.remove(client)
-        if not waiters:
-            del self._waiting[client.awaited]
-        client.awaited = None
-
-    def _answer(self, client: _Client, status: int, value: bytes = b"") -> None:
-        self._send(client, _ANSWER.pack(status, len(value)) + value)
-
-    def _send(self, client: _Client, data: bytes) -> None:
-        client.unsent += data
-        try:
-            self._flush(client)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop(client)
-
-    def _flush(self, client: _Client) -> None:
-        while client.unsent:
-            try:
-                sent = client.socket.send(client.unsent[: 1 << 20])
-            except BlockingIOError:
-                self._selector.modify(client.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
-                raise
-            del client.unsent[:sent]
-        if client in self._clients:
-            self._selector.modify(client.socket, selectors.EVENT_READ, client)
-
-    def _drop(self, client: _Client) -> None:
-        if client not in self._clients:
-            return
-        self._stop_waiting(client)
-        client.turn += 1
-        self._clients.discard(client)
-        self._selector.unregister(client.socket)
-        client.socket.close()
+    def __init__(self, value: bytes) -> None:
+        super().__init__("the key is taken")
+        self.value = value
 
 
 class TcpStore:
     """A client of `TcpServer`, safe for use by many threads: each request in flight has a connection of its own.
 
     With ``serve`` it also runs the server, on all interfaces of this machine; the two end together. A request first waits,
-    up to its own timeout, for the server to come up. ``timeout`` is for requests that give none, in seconds (POLYCCL_TIMEOUT);
-    ``token`` is the job's (POLYCCL_JOB_TOKEN).
+    up to its own timeout, for the server to come up; with ``is_up`` it must be up already, and a refused connection means that it
+    is gone. ``timeout`` is for requests that give none, in seconds (POLYCCL_TIMEOUT); ``token`` is the job's (POLYCCL_JOB_TOKEN).
     """
 
     def __init__(
@@ -268,11 +71,13 @@ class TcpStore:
         serve: bool = False,
         token: str | None = None,
         timeout: float | None = None,
+        is_up: bool = False,
     ) -> None:
         host, serve = arguments.text("host", host), arguments.flag("serve", serve)
         port = arguments.port(port, 0 if serve else 1)
         self._token = environment.text("POLYCCL_JOB_TOKEN") if token is None else arguments.text("token", token, empty=True)
         self._timeout = environment.seconds("POLYCCL_TIMEOUT") if timeout is None else arguments.seconds(timeout)
+        self._is_up = is_up
         self._server = TcpServer("", port, self._token) if serve else None
         self.host, self.port = host, self._server.port if self._server else port
         self._idle: list[socket.socket] = []
@@ -281,29 +86,53 @@ class TcpStore:
 
     def set(self, key: str, value: bytes) -> None:
         """Give ``key`` a value of at most `VALUE_LIMIT` bytes, and wake who waits for it."""
-        self._request(_SET, key, arguments.octets("value", value), self._timeout)
+        self._request(SET, key, arguments.octets("value", value), self._timeout)
 
-    def get(self, key: str, timeout: float | None = None, awaiting: str = "") -> bytes:
-        """The value of ``key``; waits until it is set, at most ``timeout`` seconds, then raises CommTimeout.
+    def set_new(self, key: str, value: bytes) -> None:
+        """Give ``key`` a value unless it has one."""
+        self._request(SET_NEW, key, value, self._timeout)
 
-        ``awaiting`` says in the error who sets the key.
+    def get(self, key: str, timeout: float | None = None, awaiting: str = "", alarm: str = "") -> bytes:
+        """Return the value of ``key``; wait until it is set, at most ``timeout`` seconds, then raise CommTimeout.
+
+        ``awaiting`` says in the error who sets the key. If the key ``alarm`` is set, and this key not, raises Alarmed.
         """
-        limit = self._timeout if timeout is None else arguments.seconds(timeout)
-        return self._request(_GET, key, b"", limit, awaiting)
+        timeout = self._timeout if timeout is None else arguments.seconds(timeout)
+        return self._request(GET, key, alarm.encode(errors="surrogateescape"), timeout, awaiting)
+
+    def call(self, key: str, value: bytes, wanted: str, timeout: float, awaiting: str = "", alarm: str = "") -> bytes:
+        """Set ``key``, and get ``wanted``, in one request. Raises Taken if ``key`` has a value already; else as `set` and `get`."""
+        names = [each.encode(errors="surrogateescape") for each in (wanted, alarm)]
+        data = CALL_HEAD.pack(*map(len, names)) + b"".join(names) + value
+        return self._request(CALL, key, data, timeout, awaiting, wanted)
 
     def delete(self, key: str) -> None:
         """Forget ``key``, if it is set."""
-        self._request(_DELETE, key, b"", self._timeout)
+        self._request(DELETE, key, b"", self._timeout)
+
+    def attend(self, alarm: str, will: bytes, timeout: float) -> Attendance:
+        """Be present at the store: if this process ends before `Attendance.leave`, the server sets key ``alarm`` to ``will``."""
+        connection = self._connect(after(timeout))
+        try:
+            self._talk(connection, ATTEND, alarm, will, timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return Attendance(self, connection)
 
     def close(self) -> None:
         """Close the connections, and the server where this store runs it. Idempotent."""
         _LIVE.discard(self)
+        self.rest()
+        if self._server:
+            self._server.close()
+
+    def rest(self) -> None:
+        """Close the connections that are idle. The next request opens another."""
         with self._lock:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
-        if self._server:
-            self._server.close()
 
     def forget(self) -> None:
         """In a child after fork: close the copies of the parent's connections. The child's own requests open new ones."""
@@ -312,47 +141,58 @@ class TcpStore:
             connection.close()
         self._idle.clear()
 
-    def _request(self, operation: int, key: str, value: bytes, timeout: float, awaiting: str = "") -> bytes:
+    def _request(
+        self, operation: int, key: str, value: bytes, timeout: float, awaiting: str = "", wanted: str | None = None
+    ) -> bytes:
+        deadline = after(timeout)
+        connection = self._connect(deadline)
+        try:
+            status, answer = self._talk(connection, operation, key, value, left(deadline))
+        except BaseException:  # an answer may still come on this connection, so that no one else may use it
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+        if status == TIMED_OUT:
+            raise timed_out(str(self), key if wanted is None else wanted, timeout, awaiting)
+        if status == ALARM:
+            raise Alarmed(answer)
+        if status == TAKEN:
+            raise Taken(answer)
+        if status != OK:
+            raise CommError(f"{self}: key '{key}' was refused: {answer.decode(errors='replace')}")
+        return answer
+
+    def _talk(self, connection: socket.socket, operation: int, key: str, value: bytes, timeout: float) -> tuple[int, bytes]:
+        """Send one request and receive its answer."""
         name = arguments.key(key).encode(errors="surrogateescape")
         if len(name) > KEY_LIMIT or len(value) > VALUE_LIMIT:
             raise InvalidArgument(
                 f"{self}: key '{key[:80]}' has {len(name)} bytes and its value {len(value)}; "
                 f"the limits are {KEY_LIMIT} and {VALUE_LIMIT} bytes"
             )
-        deadline = time.monotonic() + timeout
-        connection = self._connect(deadline)
-        left = max(0.0, deadline - time.monotonic())
+        timeout = bounded(timeout)
         try:
-            connection.settimeout(left + _GRACE)
-            connection.sendall(_REQUEST.pack(operation, len(name), len(value), int(left * 1000)) + name + value)
-            status, answer = self._receive_answer(connection, deadline + _GRACE)
+            connection.settimeout(slice_of(timeout + _GRACE))
+            connection.sendall(REQUEST.pack(operation, len(name), len(value), int(timeout * 1000)) + name + value)
+            return self._receive_answer(connection, after(timeout + _GRACE))
         except OSError as error:
-            connection.close()
             raise PeerLost(f"{self}: the store was lost while '{key}' was asked for ({_words(error)}); {_HOST_HINT}") from None
-        except BaseException:  # an answer is still to come on this connection, so that no one else may use it
-            connection.close()
-            raise
-        with self._lock:
-            self._idle.append(connection)
-        if status == _TIMED_OUT:
-            raise timed_out(str(self), key, timeout, awaiting)
-        if status != _OK:
-            raise CommError(f"{self}: key '{key}' was refused: {answer.decode(errors='replace')}")
-        return answer
 
     def _connect(self, deadline: float) -> socket.socket:
-        """An idle connection, or a new one as soon as the server accepts it."""
+        """Return an idle connection, or a new one as soon as the server accepts it."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         pause, began = 0.005, time.monotonic()
         while True:
-            left = max(0.05, deadline - time.monotonic())
             try:
-                connection = socket.create_connection((self.host, self.port), timeout=left)
+                connection = socket.create_connection((self.host, self.port), timeout=slice_of(max(0.05, left(deadline))))
                 break
             except OSError as error:  # not up yet, or its name not known yet
-                if time.monotonic() + pause >= deadline:
+                if self._is_up and isinstance(error, ConnectionError):
+                    raise PeerLost(f"{self}: the store is gone ({_words(error)}); {_HOST_HINT}") from None
+                if left(deadline) <= pause:
                     raise CommTimeout(
                         f"{self}: no store came up within {time.monotonic() - began:.1f} s ({_words(error)}); "
                         f"check that this address can be reached, and {_HOST_HINT}"
@@ -360,7 +200,7 @@ class TcpStore:
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
         try:
-            self._greet(connection, max(deadline, time.monotonic() + _GRACE))
+            self._greet(connection, max(deadline, after(_GRACE)))
         except OSError as error:
             connection.close()
             raise PeerLost(f"{self}: the store was lost during the greeting ({_words(error)}); {_HOST_HINT}") from None
@@ -371,23 +211,24 @@ class TcpStore:
 
     def _greet(self, connection: socket.socket, deadline: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(connection)
         stranger = CommError(
             f"{self}: whoever listens there is not a PolyCCL store (or of another version). Another program may use the port, or "
             "torch is installed on some ranks only, so that they chose unlike stores: set POLYCCL_STORE on all ranks"
         )
         try:
-            greeting = _receive(connection, len(MAGIC) + _NONCE, min(deadline, time.monotonic() + _GRACE))
+            greeting = _receive(connection, len(MAGIC) + NONCE, min(deadline, after(_GRACE)))
         except TimeoutError:  # e.g. a torch store, which waits for the client to begin
             raise stranger from None
         if greeting[: len(MAGIC)] != MAGIC:
             raise stranger
         connection.sendall(MAGIC + hmac.digest(self._token.encode(), greeting[len(MAGIC) :], "sha256"))
         status, text = self._receive_answer(connection, deadline)
-        if status != _OK:
+        if status != OK:
             raise CommError(f"{self}: the store refuses this process: {text.decode(errors='replace')}")
 
     def _receive_answer(self, connection: socket.socket, deadline: float) -> tuple[int, bytes]:
-        status, size = _ANSWER.unpack(_receive(connection, _ANSWER.size, deadline))
+        status, size = ANSWER.unpack(_receive(connection, ANSWER.size, deadline))
         if size > VALUE_LIMIT:
             raise ConnectionError(f"an answer of {size} bytes is not this protocol's")
         return status, _receive(connection, size, deadline)
@@ -396,9 +237,28 @@ class TcpStore:
         return f"store tcp://{self.host}:{self.port}"
 
 
+class Attendance:
+    """This process's presence at a store, on a connection of its own; see `TcpStore.attend`."""
+
+    def __init__(self, store: TcpStore, connection: socket.socket) -> None:
+        self._store, self._connection = store, connection
+        _LIVE.add(self)
+
+    def leave(self) -> None:
+        """Be present no more, of this process's own will. Idempotent; never raises."""
+        with suppress(CommError, OSError):
+            if self._connection.fileno() >= 0:
+                self._store._talk(self._connection, LEAVE, "", b"", _GRACE)
+        self._connection.close()
+
+    def forget(self) -> None:
+        """In a child after fork: close the copy of the connection, so that the parent's end is seen."""
+        self._connection.close()
+
+
 _HOST_HINT = "see the log of the process that hosts it (the launcher or rank 0) first"
 
-_LIVE: weakref.WeakSet[TcpServer | TcpStore] = weakref.WeakSet()
+_LIVE: weakref.WeakSet[TcpStore | Attendance] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
@@ -410,31 +270,21 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def timed_out(store: str, key: str, timeout: float, awaiting: str) -> CommTimeout:
-    """The error of a key that nobody set in time."""
+    """Return the error of a key that nobody set in time."""
     who = f", which {awaiting} sets" if awaiting else ""
     return CommTimeout(f"{store}: key '{key}'{who}, was not set within {timeout:.1f} s")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        if not host and socket.has_dualstack_ipv6():
-            try:
-                return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
-            except OSError as error:
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):  # taken or forbidden: IPv4 alone would be no better
-                    raise
-        return socket.create_server((host, port), backlog=4096)
-    except OSError as error:
-        raise InvalidArgument(
-            f"no store can listen on {host or '*'}:{port} ({_words(error)}); choose another port (MASTER_PORT or POLYCCL_STORE)"
-        ) from None
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
     data = bytearray()
     while len(data) < size:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        part = connection.recv(min(size - len(data), 1 << 20))
+        connection.settimeout(slice_of(max(0.001, left(deadline))))
+        try:
+            part = connection.recv(min(size - len(data), 1 << 20))
+        except TimeoutError:
+            if left(deadline):
+                continue
+            raise
         if not part:
             raise ConnectionError("it closed the connection")
         data += part
@@ -445,4 +295,4 @@ def _words(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-__all__ = ["KEY_LIMIT", "MAGIC", "TOTAL_LIMIT", "VALUE_LIMIT", "TcpServer", "TcpStore", "timed_out"]
+__all__ = ["Alarmed", "Attendance", "Taken", "TcpStore", "timed_out"]

@@ -29,9 +29,10 @@ from .. import create, devices, environment, ranks
 from .. import store as stores
 from .._version import __version__
 from ..errors import CommError, CommTimeout
+from ..meeting import GRACE
 from ..options import make_options
 from ..planner.all_reduce import segments
-from ..rendezvous import GRACE, Hello, Roster, rank_list
+from ..rendezvous import Hello, Roster, rank_list
 from ..store import Store
 from . import wire
 from .doctor_report import show

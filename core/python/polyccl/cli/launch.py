@@ -1,8 +1,7 @@
-"""``polyccl launch``: the ranks of a job on this machine, in islands, with the store that they meet in.
+"""``polyccl launch``: the ranks of a job on this machine, in islands, with the stores that they meet in.
 
-Each rank is a session of its own, and dies with the launcher. Its output comes line by line, each with the rank and the island
-before it. When a rank fails the others are ended: SIGTERM, then, after a grace time, SIGKILL. Nothing is left over, not even what
-a rank itself started in its session.
+Each rank is a session of its own, and dies with the launcher, as does what it started there. Its output comes line by line, each
+with the rank and the island before it. When a rank fails the others are ended: SIGTERM, then, after a grace time, SIGKILL.
 """
 
 from __future__ import annotations
@@ -21,10 +20,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from .. import backends
+from ..errors import BackendUnavailable
 from ..store import TcpServer
 
 GRACE = 5.0
@@ -34,13 +36,19 @@ _LINE_LIMIT = 1 << 20
 _LAST_WORDS = 1.0
 """Seconds that output is still read after the last rank ended, if a process outside of its session holds it open."""
 _COLOURS = (36, 33, 35, 32, 34, 31)
-_FORGOTTEN = ("POLYCCL_RANK", "POLYCCL_SIZE", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
+_FORGOTTEN = (
+    "POLYCCL_RANK",
+    "POLYCCL_SIZE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+)
 """Variables of an outer launcher that would win over, or contradict, what this one sets."""
 
 
 @dataclass(frozen=True)
 class Island:
-    """One island to start: its backend, its number of ranks, and a label that no other island of the job has."""
+    """One island to start: its backend ("" for what its device brings), its number of ranks, and a label of its own."""
 
     backend: str
     size: int
@@ -48,14 +56,23 @@ class Island:
 
 
 def parse_islands(text: str) -> list[Island]:
-    """The islands that e.g. ``gloo=2,gloo=2`` or ``nccl=8,host`` names. Raises ValueError, saying what is wrong."""
+    """Return the islands that e.g. ``gloo=2,gloo=2``, ``nccl=8,host`` or ``2,2`` names. Raises ValueError, saying what is wrong."""
     islands = []
     for index, part in enumerate(text.split(",")):
-        match = re.fullmatch(r"\s*([a-z][a-z0-9_]*)\s*(?:=\s*(\d{1,6})\s*)?", part)
-        if match is None or (match[2] is not None and int(match[2]) == 0):
-            raise ValueError(f"island {part.strip()!r} is not <backend> or <backend>=<ranks>; write e.g. gloo=2,gloo=2")
-        islands.append(Island(match[1], int(match[2] or 1), f"{index}:{match[1]}"))
+        match = re.fullmatch(r"\s*(?:(?P<backend>[a-z][a-z0-9_]*)\s*(?:=\s*(?P<ranks>\d{1,6})\s*)?|(?P<only>\d{1,6})\s*)", part)
+        size = int(match["ranks"] or match["only"] or 1) if match else 0
+        if match is None or size == 0:
+            raise ValueError(f"island {part.strip()!r} is not <backend>, <backend>=<ranks> or <ranks>; write e.g. gloo=2,gloo=2")
+        backend = match["backend"] or ""
+        islands.append(Island(backend, size, f"{index}:{backend}" if backend else str(index)))
     return islands
+
+
+def require_backends(islands: Sequence[Island]) -> None:
+    """Raise BackendUnavailable for the first backend that is not installed."""
+    for name in dict.fromkeys(island.backend for island in islands):
+        if name not in ("", backends.HOST):
+            backends.find(name)
 
 
 def seat(islands: Sequence[Island], interleave: bool) -> list[Island]:
@@ -75,8 +92,12 @@ def rank_environment(
     token: str,
     check: bool | None = None,
     timeout: float | None = None,
+    torchs_store: bool = False,
 ) -> dict[str, str]:
-    """The environment of one rank: ``base``, with torchrun's variables and PolyCCL's."""
+    """The environment of one rank: ``base``, with torchrun's variables and PolyCCL's.
+
+    ``torchs_store`` says that the launcher, not rank 0, hosts the store of torch.distributed, as torchrun's agent does.
+    """
     size = str(len(seats))
     environ = {name: value for name, value in base.items() if name not in _FORGOTTEN}
     environ.setdefault("OMP_NUM_THREADS", "1")
@@ -89,10 +110,13 @@ def rank_environment(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(master_port),
         POLYCCL_STORE=f"tcp://127.0.0.1:{store_port}",
-        POLYCCL_LOCAL=seats[rank].backend,
         POLYCCL_ISLAND=seats[rank].label,
         POLYCCL_JOB_TOKEN=token,
     )
+    if seats[rank].backend:
+        environ["POLYCCL_LOCAL"] = seats[rank].backend
+    if torchs_store:
+        environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     if check is not None:
         environ["POLYCCL_CHECK"] = str(int(check))
     if timeout is not None:
@@ -116,14 +140,20 @@ def launch(
     if shutil.which(command[0]) is None:
         print(f"polyccl launch: there is no program {command[0]!r}; the command comes after --", file=sys.stderr)
         return 127
+    try:
+        require_backends(islands)
+    except BackendUnavailable as error:
+        print(f"polyccl launch: {error}", file=sys.stderr)
+        return 1
     seats, token = seat(islands, interleave), secrets.token_hex(32)
     server = TcpServer("127.0.0.1", 0, token)
+    torchs = find_spec("torch") is not None
     job = _Job(grace)
     try:
         with job.signals():
-            master_port = _free_port()
+            master_port = job.reserve_master_port(torchs)
             for rank, island in enumerate(seats):
-                environ = rank_environment(os.environ, seats, rank, server.port, master_port, token, check, timeout)
+                environ = rank_environment(os.environ, seats, rank, server.port, master_port, token, check, timeout, torchs)
                 job.start(rank, island, islands.index(island), command, environ)
             return job.run()
     finally:
@@ -138,6 +168,7 @@ class _Stream:
     source: IO[bytes]
     sink: int
     prefix: bytes
+    of_rank: bool = True
     partial: bytearray = field(default_factory=bytearray)
 
     def lines(self, data: bytes) -> bytes:
@@ -158,6 +189,8 @@ class _Rank:
     number: int
     label: str
     process: subprocess.Popen[bytes]
+    end: int
+    """A descriptor (pidfd) that becomes readable when the process ends."""
     status: int | None = None
 
 
@@ -176,6 +209,26 @@ class _Job:
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
+        self._ends = select.epoll()  # tells the ends of ranks in the order of time, also if several came between two looks
+        self._selector.register(self._ends, selectors.EVENT_READ)
+        self._master: socket.socket | None = None
+        self._store: subprocess.Popen[bytes] | None = None
+        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_keeper.py"))]
+        self._keeper = subprocess.Popen(keeper, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+
+    def reserve_master_port(self, listen: bool) -> int:
+        """Take a port for MASTER_PORT, which stays taken for the job's life.
+
+        With ``listen`` the store of torch.distributed is started there when the first rank connects. Without, a rank may listen:
+        the address is only bound here, in the way that lets one other socket bind it too.
+        """
+        self._master = socket.socket()
+        self._master.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._master.bind(("127.0.0.1", 0))
+        if listen:
+            self._master.listen(4096)
+            self._selector.register(self._master, selectors.EVENT_READ)
+        return int(self._master.getsockname()[1])
 
     def signals(self) -> ExitStack:
         """While the context lasts, signals wake the loop, which acts on them."""
@@ -189,7 +242,9 @@ class _Job:
 
     def start(self, number: int, island: Island, colour: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start a rank."""
-        trampoline = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_rank.py")), str(os.getpid())]
+        assert self._keeper.stdin is not None
+        pipe = self._keeper.stdin.fileno()
+        trampoline = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_rank.py")), str(os.getpid()), str(pipe)]
         process = subprocess.Popen(
             [*trampoline, *command],
             env=dict(environ),
@@ -198,8 +253,11 @@ class _Job:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            pass_fds=(pipe,),
         )
-        self._ranks.append(_Rank(number, island.label, process))
+        rank = _Rank(number, island.label, process, os.pidfd_open(process.pid))
+        self._ranks.append(rank)
+        self._ends.register(rank.end, select.EPOLLIN)
         for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             assert source is not None
             os.set_blocking(source.fileno(), False)
@@ -215,9 +273,13 @@ class _Job:
                 self._deadline = None
                 self._signal(signal.SIGKILL)
         last = time.monotonic() + _LAST_WORDS
-        while len(self._selector.get_map()) > 1 and time.monotonic() < last:
+        while self._streams() and time.monotonic() < last:
             self._serve(last - time.monotonic())
         return self._failure or 0
+
+    def _streams(self) -> bool:
+        """Return whether any rank's output is still open."""
+        return any(isinstance(key.data, _Stream) and key.data.of_rank for key in self._selector.get_map().values())
 
     def kill(self) -> None:
         """End what is left of every rank, at once, and release everything."""
@@ -227,6 +289,17 @@ class _Job:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Stream):
                 key.data.source.close()
+        if self._store is not None:
+            self._store.kill()
+            self._store.wait()
+        assert self._keeper.stdin is not None
+        with suppress(BrokenPipeError):
+            self._keeper.stdin.write(b"done\n")
+        self._keeper.stdin.close()
+        self._keeper.wait()
+        if self._master is not None:
+            self._master.close()
+        self._ends.close()
         self._selector.close()
         self._bell.close()
         self._ringer.close()
@@ -236,10 +309,33 @@ class _Job:
             if isinstance(key.data, _Stream):
                 self._forward(key.data)
                 continue
+            if key.fileobj is self._master:
+                self._start_store()
+                continue
             with suppress(BlockingIOError):
                 for number in self._bell.recv(4096):
                     if number != signal.SIGCHLD:
                         self._pass_on(number)
+
+    def _start_store(self) -> None:
+        """Start the store of torch.distributed: a rank has connected to it."""
+        assert self._master is not None
+        self._selector.unregister(self._master)
+        number = self._master.fileno()
+        words = [sys.executable, str(Path(__file__).with_name("_torch_store.py")), str(number), str(self._master.getsockname()[1])]
+        self._store = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(number,),
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._store.stderr is not None
+        os.set_blocking(self._store.stderr.fileno(), False)
+        stream = _Stream(self._store.stderr, sys.stderr.fileno(), b"[torch's store] ", of_rank=False)
+        self._selector.register(self._store.stderr, selectors.EVENT_READ, stream)
 
     def _forward(self, stream: _Stream) -> None:
         try:
@@ -277,10 +373,15 @@ class _Job:
 
     def _reap(self) -> None:
         """Note the ranks that have ended, and end what they left in their sessions."""
-        for rank in self._ranks:
-            if rank.status is not None or os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                continue
+        by_end = {rank.end: rank for rank in self._ranks}
+        for end, _ in self._ends.poll(0):
+            rank = by_end[end]
+            self._ends.unregister(end)
+            os.close(end)
             _kill_group(rank.process.pid, signal.SIGKILL)  # before its number can be given to another process
+            assert self._keeper.stdin is not None
+            with suppress(BrokenPipeError):
+                self._keeper.stdin.write(f"-{rank.process.pid}\n".encode())
             code = rank.process.wait()
             rank.status = code if code >= 0 else 128 - code
             if code == -signal.SIGKILL and self._passed_on is not None:
@@ -327,10 +428,4 @@ def _prefix(number: int, label: str, colour: int, coloured: bool) -> bytes:
     return f"{text} ".encode()
 
 
-def _free_port() -> int:
-    """A port for the ranks' own use of MASTER_PORT, free at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-__all__ = ["GRACE", "Island", "launch", "parse_islands", "rank_environment", "seat"]
+__all__ = ["GRACE", "Island", "launch", "parse_islands", "rank_environment", "require_backends", "seat"]

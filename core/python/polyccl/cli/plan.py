@@ -17,6 +17,7 @@ from ..planner.planner import plan, small
 from ..planner.task import Options, Request
 from ..planner.topology import Topology
 from ..spec import BY_KIND, DTYPE_BYTES, Kind, Operation, Reduction, Shape
+from .launch import parse_islands
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,19 @@ def _case(op: str, size: str, islands: str, dtype: str, reduction: str, root: in
 
 
 def parse_topology(text: str) -> Topology:
-    """The topology that ``8,8,4`` (ranks of each island) or ``ABAB`` (island of each rank) names. Raises ValueError."""
+    """Return the topology that ``8,8,4``, ``gloo=8,host=4`` (ranks of each island) or ``ABAB`` (island of each rank) names.
+
+    Raises ValueError for anything else.
+    """
     if re.fullmatch(r"[A-Za-z]+", text):
         return Topology.of_labels(text)
-    sizes = [int(part) for part in text.split(",")] if re.fullmatch(r"\d{1,6}(,\d{1,6})*", text) else []
-    if not sizes or 0 in sizes:
-        raise ValueError(f"{text!r} are no islands; write e.g. 8,8,4 for their sizes, or ABAB for the island of each rank")
-    return Topology.of_labels(index for index, size in enumerate(sizes) for _ in range(size))
+    try:
+        islands = parse_islands(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} are no islands; write e.g. 8,8,4 or gloo=8,host=4 for their sizes, or ABAB for the island of each rank"
+        ) from None
+    return Topology.of_labels(index for index, island in enumerate(islands) for _ in range(island.size))
 
 
 def _reduction(name: str) -> Reduction:

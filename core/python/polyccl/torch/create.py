@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from .. import new_comm
 from ..errors import InvalidArgument
@@ -28,14 +29,17 @@ def create_group(base: Any, pg_options: Any = None) -> ProcessGroup:
     """
     types, bound = _asked_of_torch()
     options = opts.read(pg_options, inherited_options())
-    return make_group(base.store, base.group_rank, base.group_size, base.timeout, base.group_id, options, types, bound)
+    # torch has put its default in place of a timeout that was not given; then the user's variable counts.
+    chosen = base.timeout != default_pg_timeout or not os.environ.get("POLYCCL_TIMEOUT")
+    timeout = base.timeout if chosen else None
+    return make_group(base.store, base.group_rank, base.group_size, timeout, base.group_id, options, types, bound)
 
 
 def make_group(
     store: Any,
     rank: int,
     size: int,
-    timeout: timedelta,
+    timeout: timedelta | None,
     name: str,
     options: opts.Options,
     types: Sequence[str],

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import store as stores
 from ..errors import CommTimeout
 from ..graphs import untraced
 from .work import Work
@@ -18,6 +17,7 @@ from .work import Work
 if TYPE_CHECKING:
     from .._native import Work as NativeWork
     from ..comm import Comm
+    from ..store import Store
     from .process_group import ProcessGroup
 
 
@@ -97,12 +97,12 @@ class AnySourceWork(Work):
 
 
 def monitored_barrier(group: ProcessGroup, timeout: timedelta, wait_all_ranks: bool) -> None:
-    """Wait until all ranks are here, by way of the group's store; tells which are not, and breaks nothing.
+    """Wait until all ranks are here, by way of the communicator's own store; tells which are not, and breaks nothing.
 
     Rank 0 waits for every other rank and then lets them go. Raises CommTimeout: on rank 0 with the first rank that did not come,
     or with all of them where ``wait_all_ranks`` is set; on the others with what rank 0 says, or that it does not answer.
     """
-    store = stores.wrap(group.get_group_store())
+    store = group.get_comm()._group.store
     rank, size, limit = group.rank(), group.size(), timeout.total_seconds()
     group._barriers += 1
     prefix = f"monitored_barrier/{group._barriers}"
@@ -112,11 +112,15 @@ def monitored_barrier(group: ProcessGroup, timeout: timedelta, wait_all_ranks: b
         return
     verdict = _verdict(store, prefix, size, limit, wait_all_ranks)
     store.set(f"{prefix}/verdict", verdict.encode())
+    for other in range(1, size):
+        store.delete(f"{prefix}/{other}")
+    if not verdict:  # all have come here, so that all have read the last verdict
+        store.delete(f"monitored_barrier/{group._barriers - 1}/verdict")
     if verdict:
         raise CommTimeout(f"{verdict} (group '{group.group_name}')")
 
 
-def _verdict(store: stores.Store, prefix: str, size: int, limit: float, wait_all_ranks: bool) -> str:
+def _verdict(store: Store, prefix: str, size: int, limit: float, wait_all_ranks: bool) -> str:
     """What rank 0 finds wrong, in c10d's words; empty where all ranks came."""
     end, missing, milliseconds = time.monotonic() + limit, [], int(limit * 1000)
     for other in range(1, size):
@@ -134,7 +138,7 @@ def _verdict(store: stores.Store, prefix: str, size: int, limit: float, wait_all
     return f"Rank{'s' * (len(missing) > 1)} {ranks} failed to pass monitoredBarrier in {milliseconds} ms" if missing else ""
 
 
-def _wait_for_verdict(store: stores.Store, prefix: str, group: ProcessGroup, limit: float) -> None:
+def _wait_for_verdict(store: Store, prefix: str, group: ProcessGroup, limit: float) -> None:
     where = f"Rank {group.rank()} successfully reached monitoredBarrier of group '{group.group_name}', but"
     try:
         # Rank 0 may have begun to wait later than this rank, and needs its own time.

@@ -22,6 +22,7 @@ from torch._C import _distributed_c10d as c10d
 
 from .. import arguments
 from ..comm import Comm
+from ..deadlines import bounded
 from ..errors import InvalidArgument, UnsupportedOperation
 from ..graphs import untraced
 from . import sparse
@@ -459,8 +460,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         batch.issue()
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks are here, else raise CommTimeout with those that are not; breaks nothing. Goes by the store."""
-        limit = timedelta(seconds=self._comm._group.options.timeout) if timeout is None else timeout
+        """Wait until all ranks are here, else raise CommTimeout with those that are not; breaks nothing."""
+        limit = timedelta(seconds=bounded(self._comm._group.options.timeout)) if timeout is None else timeout
         monitored_barrier(self, limit, wait_all_ranks)
 
     # ---- several calls as one -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from ... import arguments, comm, create, environment
 from ...arguments import Timeout
 from ...comm import Comm, Hints
+from ...deadlines import bounded
 from ...errors import InvalidArgument, UnsupportedOperation
 from ...graphs import untraced
 from .names import BatchP2POptions, CommOptions, P2POp, P2POpType, TorchWork
@@ -41,7 +42,7 @@ class TorchComm(Comm):
         options = self._group.options
         return CommOptions(
             options.abort_process_on_timeout_or_error,
-            timedelta(seconds=options.timeout),
+            timedelta(seconds=bounded(options.timeout)),
             self._group.store,
             options.enable_reconfigure,
             dict(options.hints),

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ... import arguments, backends, environment
 from ..._native import Work as TorchWork
+from ...deadlines import bounded
 from ...errors import UnsupportedOperation
 from ...spec import Reduction as RedOpType
 
@@ -19,7 +20,7 @@ class Timeout(timedelta):
 
 
 def _default_timeout() -> timedelta:
-    return timedelta(seconds=environment.seconds("POLYCCL_TIMEOUT"))
+    return timedelta(seconds=bounded(environment.seconds("POLYCCL_TIMEOUT")))
 
 
 @dataclass
