@@ -141,7 +141,8 @@ def new_comm(
     """
     from .comm import Comm
 
-    environment.warn_unknown()
+    if ranks.local_rank() in (None, 0):  # once per machine, whose ranks have one environment
+        environment.warn_unknown()
     options = make_options(abort_process_on_timeout_or_error, timeout, is_high_priority_stream, enable_reconfigure, hints)
     if enable_reconfigure:
         raise UnsupportedOperation("enable_reconfigure: not supported by this version of PolyCCL")
