@@ -264,6 +264,11 @@ def test_islands_may_be_interleaved() -> None:
     assert [island["ranks"] for island in shown["islands"]] == [[0, 2], [1, 3]]
 
 
+def test_islands_are_written_as_for_launch_too() -> None:
+    by_sizes = run_json("plan", "--op", "all_reduce", "--bytes", "1MiB", "--islands", "3,1")
+    assert run_json("plan", "--op", "all_reduce", "--bytes", "1MiB", "--islands", "gloo=3,host") == by_sizes
+
+
 def test_a_plan_is_listed_for_people() -> None:
     shown = run("plan", "--op", "broadcast", "--bytes", "1GiB", "--islands", "8,8", "--root", "3", "--rank", "3")
     assert "1,073,741,824" in shown

@@ -333,6 +333,14 @@ print(dist.group.WORLD.get_comm().get_options().timeout)
         assert {line.split()[-1] for line in done.stdout.splitlines()} == {seen_by_ranks}
 
 
+@pytest.mark.parametrize("length", ["inf", "1e300", "5000000"])
+def test_times_may_have_any_length(start: Callable[..., Job], length: str) -> None:
+    job = start("host=2", "echo $POLYCCL_TIMEOUT; exec sleep 1000", "--grace", length, "--timeout", length)
+    assert {float(line.split()[-1]) for line in job.wait_for_lines(2)} == {float(length)}
+    job.process.terminate()
+    assert job.end()[0] == 128 + signal.SIGTERM
+
+
 def test_wrong_islands_are_refused() -> None:
     done = run("gloo=zero", "exit 0")
     assert done.returncode == 2

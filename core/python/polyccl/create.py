@@ -153,7 +153,8 @@ def new_comm(
     """
     from .comm import Comm
 
-    environment.warn_unknown()
+    if ranks.local_rank() in (None, 0):  # once per machine, whose ranks have one environment
+        environment.warn_unknown()
     environment.level()  # refuses a level that there is not, which the core would take for the default
     backend = arguments.text("backend", backend, 'a backend\'s name, e.g. "bridge"')
     rank, size = _checked_place(rank, size)

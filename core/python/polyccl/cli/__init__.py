@@ -6,6 +6,7 @@ Only this package imports typer and rich; ``import polyccl`` does not.
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated
 
 import typer
@@ -73,6 +74,9 @@ def run_launch(
 
     Prints their output line by line, with rank and island. When a rank fails the others are ended, and its exit status is returned.
     """
+    for name, length in (("--timeout", timeout), ("--grace", grace)):
+        if length is not None and math.isnan(length):
+            raise typer.BadParameter("it must be a number of seconds, or inf", param_hint=name)
     try:
         parsed = launch.parse_islands(islands)
     except ValueError as error:

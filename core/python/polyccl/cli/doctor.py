@@ -28,6 +28,7 @@ from typing import Any
 from .. import create, devices, environment, ranks
 from .. import store as stores
 from .._version import __version__
+from ..deadlines import bounded
 from ..errors import CommError, CommTimeout
 from ..meeting import GRACE
 from ..options import make_options
@@ -72,7 +73,8 @@ def run(timeout: float, size: int, device: str | None, as_json: bool) -> int:
     POLYCCL_LOCAL, or the CPU. Without a launcher this process is the only rank. Raises InvalidArgument where only a rank or only a
     size is told, PeerLost where there is no store.
     """
-    os.environ.setdefault("POLYCCL_TIMEOUT", f"{timeout:g}")  # for the connection to the store
+    timeout = bounded(timeout)
+    os.environ.setdefault("POLYCCL_TIMEOUT", repr(timeout))  # for the connection to the store
     place = ranks.detect() if ranks.are_told() else ranks.ALONE
     store = stores.default_store(NAME, place.rank, place.size)
     patient = _Patient(store, place.rank, place.size, timeout, size, device or "")

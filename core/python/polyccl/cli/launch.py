@@ -26,6 +26,7 @@ from types import FrameType
 from typing import IO, Any
 
 from .. import backends
+from ..deadlines import after, left, slice_of
 from ..errors import BackendUnavailable
 from ..store import TcpServer
 
@@ -120,7 +121,7 @@ def rank_environment(
     if check is not None:
         environ["POLYCCL_CHECK"] = str(int(check))
     if timeout is not None:
-        environ["POLYCCL_TIMEOUT"] = f"{timeout:g}"
+        environ["POLYCCL_TIMEOUT"] = repr(timeout)
     return environ
 
 
@@ -267,7 +268,7 @@ class _Job:
     def run(self) -> int:
         """Serve until every rank has ended; the job's exit status."""
         while any(rank.status is None for rank in self._ranks):
-            self._serve(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
+            self._serve(None if self._deadline is None else slice_of(left(self._deadline)))
             self._reap()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._deadline = None
@@ -369,7 +370,7 @@ class _Job:
             self._signal(signal.SIGKILL)
             return
         self._signal(number)
-        self._deadline = time.monotonic() + self._grace
+        self._deadline = after(self._grace)
 
     def _reap(self) -> None:
         """Note the ranks that have ended, and end what they left in their sessions."""
@@ -404,7 +405,7 @@ class _Job:
         if not self._ending:
             self._ending = True
             self._signal(signal.SIGTERM)
-            self._deadline = time.monotonic() + self._grace
+            self._deadline = after(self._grace)
 
     def _signal(self, number: int) -> None:
         for rank in self._ranks:

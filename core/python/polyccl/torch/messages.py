@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..deadlines import bounded
 from ..errors import CommTimeout
 from ..graphs import untraced
 from .work import Work
@@ -57,7 +58,7 @@ class FromAnyone:
     def wait(self, timeout: float | None = None) -> None:
         """As the native work's."""
         began = time.monotonic()
-        if not self._matched.wait(timeout):
+        if not self._matched.wait(None if timeout is None else bounded(timeout)):
             raise CommTimeout(f"recv from any rank on communicator '{self._comm.get_name()}': nothing came within {timeout} s")
         if self._error is not None:
             raise self._error
