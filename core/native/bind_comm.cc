@@ -373,6 +373,13 @@ nb::list take_trace(Communicator& comm) {
 void bind_comm(nb::module_& m) {
   bind_work(m);
   m.attr("ABI") = POLYCCL_ABI;
+  m.def(
+      "raise_error",
+      [](nb::handle error) {
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+        throw nb::python_error();
+      },
+      "error"_a, "Raise `error`, without a traceback: torch would append that to the text.");
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<Device>(m, "Device", "A device, through its backend.")

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import CommError
 
@@ -134,6 +134,9 @@ class Work:
     def __repr__(self) -> str: ...
 
 ABI: int = 65536
+
+def raise_error(error: Exception) -> NoReturn:
+    """Raise error, without a traceback: torch would append that to the text."""
 
 def link_address() -> tuple[str, str, int]:
     """

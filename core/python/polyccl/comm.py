@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import _native, create
+from . import _native, completion, create
 from .errors import InvalidArgument, UnsupportedOperation
 from .operations import Kind
 from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
@@ -448,6 +448,7 @@ def _close_all() -> None:
     for comm in list(_living):
         del comm._native
     _native.devices_let_go(5.0)
+    completion.settle(5.0)
 
 
 class BatchSendRecv:

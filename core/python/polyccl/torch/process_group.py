@@ -10,21 +10,22 @@ return a `Work`, others block. Timeouts are the call's, else the group's. An err
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from ..comm import Comm
+from ..completion import Queue
 from ..errors import InvalidArgument, UnsupportedOperation
-from . import sparse
+from . import batches, halves, sparse
 from .backend import Backend
-from .batches import Batch, serve
+from .batches import Batch
 from .calls import Tensors, inner, listed, one, pairs, reduction, terms, uneven
 from .messages import AnySourceWork, FromAnyone, monitored_barrier
 from .options import Options
@@ -63,12 +64,15 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._batch: Batch | None = None  # while messages are gathered
         self._anyone: dict[int, FromAnyone] = {}  # by tag: the newest receive from any rank
         self._backend = Backend(self)
+        self._queue = Queue()
         device = torch.device(comm._group.device.replace("hip", "cuda"))
         self._device = device
         self._on_host = device.type == "cpu"
         if bound is not None:
             self.bound_device_id = bound
-        serve()
+        self._kept = halves.layers(store)
+        batches.serve()
+        halves.serve()
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -126,6 +130,11 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """The store that the group was created with."""
         return self._store
 
+    def boxed(self) -> Any:
+        """The group as torch's operators take it."""
+        _boxed.add(self)
+        return super().boxed()
+
     def _has_hooks(self) -> bool:
         return False
 
@@ -150,12 +159,21 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return opts.asyncOp, None if limit.days < 0 else limit
 
     def _issued(self, parts: Sequence[Any], outputs: Any, passage: Passage, asynchronous: bool) -> Work:
-        work = self._counted(Work(parts, outputs, passage.finish))
+        work = self._work(parts, outputs, passage.finish)
         if not asynchronous:
             work.wait()
         return work
 
-    def _counted(self, work: Work) -> Work:
+    def _work(
+        self,
+        parts: Sequence[Any],
+        outputs: Any,
+        finish: Callable[[], None] | None = None,
+        kind: type[Work] = Work,
+        on_host: bool = False,
+        source: int = -1,
+    ) -> Work:
+        work = kind(parts, outputs, finish, on_host, source, self._queue)
         if self._together is not None:
             self._together.append(work)
         return work
@@ -171,7 +189,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = one(tensors, "all_reduce")
         factor = reduction(opts.reduceOp)
         if tensor.is_contiguous() and tensor.is_cpu is self._on_host:
-            return self._counted(Work((self._comm.all_reduce(tensor, factor, asynchronous, None, limit),), tensors))
+            return self._work((self._comm.all_reduce(tensor, factor, asynchronous, None, limit),), tensors)
         if tensor.layout is torch.sparse_coo:
             sparse.all_reduce(self._comm, tensor, factor, limit)
             return Work((), tensors)
@@ -213,7 +231,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until all ranks are here. Blocks the host, at once or in the work's ``wait``."""
         asynchronous, limit = self._terms(terms(c10d.BarrierOptions, opts, timeout))
-        return self._counted(Work((self._comm.barrier(asynchronous, None, limit),), [], on_host=True))
+        return self._work((self._comm.barrier(asynchronous, None, limit),), [], on_host=True)
 
     # ---- gathering ----------------------------------------------------------------------------------------------------------
 
@@ -409,9 +427,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor, passage = one(tensors, "send"), self._passage()
         source = passage.input(tensor)
         if self._batch is None:
-            return self._counted(Work((self._comm.send(source, dst, True, tag=tag),), tensors))
+            return self._work((self._comm.send(source, dst, True, tag=tag),), tensors)
         self._batch.gathered.send(source, dst, tag)
-        return self._counted(Work((cast(Any, self._batch),), tensors))
+        return self._work((self._batch,), tensors)
 
     @recorded("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
@@ -424,7 +442,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         else:
             part = self._batch
             part.gathered.recv(target, src, tag)
-        return self._counted(Work((part,), tensors, passage.finish, source=src))
+        return self._work((part,), tensors, passage.finish, source=src)
 
     @recorded("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
@@ -437,7 +455,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor, passage = one(tensors, "recv"), self._passage()
         part = FromAnyone(self._comm, passage.output(tensor), tag, self._anyone.get(tag))
         self._anyone[tag] = part
-        return self._counted(AnySourceWork((cast(Any, part),), tensors, passage.finish))
+        return self._work((part,), tensors, passage.finish, kind=AnySourceWork)
 
     @property
     def gathers_messages(self) -> bool:
@@ -479,7 +497,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             for work in works:
                 work.wait()
 
-        return Work(parts, [work.result() for work in works], finish)
+        return Work(parts, [work.result() for work in works], finish, queue=self._queue)
 
     # ---- its life -----------------------------------------------------------------------------------------------------------
 
@@ -531,10 +549,14 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Wait for what was issued, at most ten seconds, and end. May be called again."""
+        _boxed.discard(self)
         if not self._ended:
             self._ended = True
             if not self._comm.is_aborted():
                 self._comm.finalize(10)
 
+
+_boxed: set[ProcessGroup] = set()
+"""Groups that C++ holds by itself, until they end: without their half in Python it could not call them."""
 
 __all__ = ["Backend", "ProcessGroup"]
