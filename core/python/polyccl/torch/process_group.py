@@ -149,8 +149,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- one way down -------------------------------------------------------------------------------------------------------
 
-    def _passage(self) -> Passage:
-        return Passage(self._device, self._on_host)
+    def _passage(self, call: str) -> Passage:
+        return Passage(self._comm, call, self._device, self._on_host)
 
     def _terms(self, opts: Any) -> tuple[bool, timedelta | None]:
         """Whether the call is asynchronous, and its timeout; None is the group's. Counts the call."""
@@ -193,7 +193,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if tensor.layout is torch.sparse_coo:
             sparse.all_reduce(self._comm, tensor, factor, limit)
             return Work((), tensors)
-        passage = self._passage()
+        passage = self._passage("all_reduce")
         part = self._comm.all_reduce(passage.both(tensor), factor, asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
 
@@ -202,8 +202,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """`allreduce` of each tensor."""
         opts = opts or c10d.AllreduceCoalescedOptions()
         asynchronous, limit = self._terms(opts)
-        factor, passage = reduction(opts.reduceOp), self._passage()
-        parts = [self._comm.all_reduce(passage.both(tensor), factor, True, None, limit) for tensor in tensors]
+        factor, passage = reduction(opts.reduceOp), self._passage("all_reduce_coalesced")
+        taken = [passage.both(tensor, f"tensor {i}") for i, tensor in enumerate(tensors)]
+        parts = [self._comm.all_reduce(tensor, factor, True, None, limit) for tensor in taken]
         return self._issued(parts, tensors, passage, asynchronous)
 
     @recorded("broadcast")
@@ -212,7 +213,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensors = listed(tensors)
         opts = terms(c10d.BroadcastOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
-        tensor, passage = one(tensors, "broadcast"), self._passage()
+        tensor, passage = one(tensors, "broadcast"), self._passage("broadcast")
         part = self._comm.broadcast(passage.both(tensor), opts.rootRank, asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
 
@@ -222,7 +223,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensors = listed(tensors)
         opts = terms(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
         asynchronous, limit = self._terms(opts)
-        tensor, passage = one(tensors, "reduce"), self._passage()
+        tensor, passage = one(tensors, "reduce"), self._passage("reduce")
         taken = passage.both(tensor) if opts.rootRank == self.rank() else passage.input(tensor)
         part = self._comm.reduce(taken, opts.rootRank, reduction(opts.reduceOp), asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
@@ -240,13 +241,13 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Gather every rank's tensor into a list; lengths may differ by rank, then alike in all lists."""
         outputs, tensor = inner(output_tensors, "all_gather"), one(listed(input_tensors), "all_gather")
         asynchronous, limit = self._terms(terms(c10d.AllgatherOptions, opts, timeout))
-        passage = self._passage()
-        part = self._all_gather(outputs, tensor, passage, asynchronous, limit)
+        passage = self._passage("all_gather")
+        part = self._all_gather(passage.outputs(outputs), passage.input(tensor), asynchronous, limit)
         return self._issued([part], output_tensors, passage, asynchronous)
 
-    def _all_gather(self, outputs: Tensors, tensor: Tensor, passage: Passage, asynchronous: bool, limit: timedelta | None) -> Any:
+    def _all_gather(self, outputs: Tensors, tensor: Tensor, asynchronous: bool, limit: timedelta | None) -> Any:
         gather = self._comm.all_gather_v if uneven(outputs) else self._comm.all_gather
-        return gather(passage.outputs(outputs), passage.input(tensor), asynchronous, None, limit)
+        return gather(outputs, tensor, asynchronous, None, limit)
 
     @recorded("all_gather", 1)
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
@@ -256,18 +257,19 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             raise InvalidArgument(
                 f"all_gather_coalesced: a list of {len(input_list)} tensors is wanted for each of the {self.size()} ranks"
             )
-        passage = self._passage()
-        parts = [
-            self._all_gather([outputs[i] for outputs in output_lists], tensor, passage, True, limit)
+        passage = self._passage("all_gather_coalesced")
+        taken = [
+            (passage.outputs([outputs[i] for outputs in output_lists]), passage.input(tensor, f"input {i}"))
             for i, tensor in enumerate(input_list)
         ]
+        parts = [self._all_gather(outputs, tensor, True, limit) for outputs, tensor in taken]
         return self._issued(parts, output_lists, passage, asynchronous)
 
     @recorded("all_gather_into_tensor", 1)
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Gather every rank's tensor into one, rank by rank."""
         asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
-        passage = self._passage()
+        passage = self._passage("all_gather_single")
         part = self._comm.all_gather_single(passage.output(output), passage.input(input), asynchronous, None, limit)
         return self._issued([part], [output], passage, asynchronous)
 
@@ -277,11 +279,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """`all_gather_single` of each pair."""
         asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
-        passage = self._passage()
-        parts = [
-            self._comm.all_gather_single(passage.output(output), passage.input(input), True, None, limit)
-            for output, input in pairs(outputs, inputs, "all_gather_single_coalesced")
-        ]
+        passage = self._passage("all_gather_single_coalesced")
+        taken = pairs(passage.outputs(outputs), passage.inputs(inputs), "all_gather_single_coalesced")
+        parts = [self._comm.all_gather_single(output, input, True, None, limit) for output, input in taken]
         return self._issued(parts, outputs, passage, asynchronous)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -300,7 +300,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = one(listed(input_tensors), "gather")
         opts = terms(c10d.GatherOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
-        passage, outputs = self._passage(), []
+        passage, outputs = self._passage("gather"), []
         if opts.rootRank == self.rank():
             outputs = passage.outputs(inner(output_tensors, "gather"))
         part = self._comm.gather(outputs, passage.input(tensor), opts.rootRank, asynchronous, None, limit)
@@ -322,7 +322,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         outputs = listed(output_tensors)
         opts = terms(c10d.ScatterOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
-        passage, inputs = self._passage(), []
+        passage, inputs = self._passage("scatter"), []
         if opts.rootRank == self.rank():
             inputs = passage.inputs(inner(input_tensors, "scatter"))
         output = passage.output(one(outputs, "scatter"))
@@ -343,7 +343,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         outputs, inputs = listed(output_tensors), inner(input_tensors, "reduce_scatter")
         opts = terms(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
         asynchronous, limit = self._terms(opts)
-        passage = self._passage()
+        passage = self._passage("reduce_scatter")
         scatter = self._comm.reduce_scatter_v if uneven(inputs) else self._comm.reduce_scatter
         output, taken = passage.output(one(outputs, "reduce_scatter")), passage.inputs(inputs)
         part = scatter(output, taken, reduction(opts.reduceOp), asynchronous, None, limit)
@@ -354,7 +354,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Reduce part r of all ranks' tensors into rank r's."""
         opts = opts or c10d.ReduceScatterOptions()
         asynchronous, limit = self._terms(opts)
-        passage, op = self._passage(), reduction(opts.reduceOp)
+        passage, op = self._passage("reduce_scatter_single"), reduction(opts.reduceOp)
         part = self._comm.reduce_scatter_single(passage.output(output), passage.input(input), op, asynchronous, None, limit)
         return self._issued([part], [output], passage, asynchronous)
 
@@ -365,11 +365,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """`reduce_scatter_single` of each pair."""
         opts = opts or c10d.ReduceScatterOptions()
         asynchronous, limit = self._terms(opts)
-        passage, op = self._passage(), reduction(opts.reduceOp)
-        parts = [
-            self._comm.reduce_scatter_single(passage.output(output), passage.input(input), op, True, None, limit)
-            for output, input in pairs(outputs, inputs, "reduce_scatter_single_coalesced")
-        ]
+        passage, op = self._passage("reduce_scatter_single_coalesced"), reduction(opts.reduceOp)
+        taken = pairs(passage.outputs(outputs), passage.inputs(inputs), "reduce_scatter_single_coalesced")
+        parts = [self._comm.reduce_scatter_single(output, input, op, True, None, limit) for output, input in taken]
         return self._issued(parts, outputs, passage, asynchronous)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -380,7 +378,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Send entry r to rank r, and receive entry r from it; lengths may differ by pair of ranks."""
         asynchronous, limit = self._terms(terms(c10d.AllToAllOptions, opts, timeout))
-        passage = self._passage()
+        passage = self._passage("all_to_all")
         outputs, inputs = passage.outputs(output_tensors), passage.inputs(input_tensors)
         part = self._comm.all_to_all(outputs, inputs, asynchronous, None, limit)
         return self._issued([part], output_tensors, passage, asynchronous)
@@ -397,7 +395,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Send part r to rank r, and receive part r from it; parts are rows, equally many where no splits are given."""
         asynchronous, limit = self._terms(terms(c10d.AllToAllOptions, opts, timeout))
-        passage = self._passage()
+        passage = self._passage("all_to_all_single")
         target, source = passage.output(output), passage.input(input)
         if not output_split_sizes and not input_split_sizes:
             part = self._comm.all_to_all_single(target, source, asynchronous, None, limit)
@@ -424,7 +422,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send to a rank of the group; its `recv` with this tag gets it, in order."""
         tensors = listed(tensors)
-        tensor, passage = one(tensors, "send"), self._passage()
+        tensor, passage = one(tensors, "send"), self._passage("send")
         source = passage.input(tensor)
         if self._batch is None:
             return self._work((self._comm.send(source, dst, True, tag=tag),), tensors)
@@ -435,7 +433,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive what a rank of the group sends with this tag."""
         tensors = listed(tensors)
-        tensor, passage = one(tensors, "recv"), self._passage()
+        tensor, passage = one(tensors, "recv"), self._passage("recv")
         target = passage.output(tensor)
         if self._batch is None:
             part: Any = self._comm.recv(target, src, True, tag=tag)
@@ -452,7 +450,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         UnsupportedOperation, at ``wait``, where a device's library carries messages.
         """
         tensors = listed(tensors)
-        tensor, passage = one(tensors, "recv"), self._passage()
+        tensor, passage = one(tensors, "recv"), self._passage("recv")
         part = FromAnyone(self._comm, passage.output(tensor), tag, self._anyone.get(tag))
         self._anyone[tag] = part
         return self._work((part,), tensors, passage.finish, kind=AnySourceWork)

@@ -88,8 +88,7 @@ class Work(c10d.Work):  # type: ignore[misc]
         with self._lock:
             if self._finish is not None:
                 try:
-                    with torch.no_grad():
-                        self._finish()
+                    self._finish()
                 except Exception as error:
                     self._error = error
                 self._finish = None
