@@ -1,8 +1,9 @@
-"""Objects of Python of which torch's C++ would keep only its own half.
+"""Objects of Python that torch's C++ would keep only half of, or could not read.
 
 A work, a group or a store in Python is an object of C++ too. What C++ holds on to does not hold on to the half in Python, and
-without it the other does nothing: a work never ends, a store raises. So torch gets works of C++ alone where it keeps them, and
-what must outlive its last name in Python is held here, or by the group.
+without it the other does nothing: a work never ends, a store raises. So torch gets works of C++ alone where it keeps them, and a
+group holds the stores under its own. Nor can C++ read the list of tensors that a future of Python has: a hook of C++ that does so
+gives way to its double in Python.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from functools import wraps
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
+from ..torch_hook import NAME
 from .work import Work
 
 KEEPERS: list[tuple[Any, str]] = [
@@ -25,9 +29,14 @@ KEEPERS: list[tuple[Any, str]] = [
 def serve() -> None:
     """Let torch's `KEEPERS` keep works of C++ alone. May be called again."""
     for owner, name in KEEPERS:
-        function = getattr(owner, name, None)
-        if function is not None and not hasattr(function, "__wrapped__"):
-            setattr(owner, name, _keeping_whole(function))
+        _wrap(owner, name, _keeping_whole)
+    _wrap(DistributedDataParallel, "_register_builtin_comm_hook", _registering_readable)
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    function = getattr(owner, name, None)
+    if function is not None and not hasattr(function, "__wrapped__"):
+        setattr(owner, name, wrapper(function))
 
 
 def _keeping_whole(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,6 +45,16 @@ def _keeping_whole(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*(each.in_native() if isinstance(each, Work) else each for each in arguments))
 
     return keep
+
+
+def _registering_readable(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def register(module: Any, comm_hook_type: Any) -> Any:
+        if comm_hook_type == c10d.BuiltinCommHookType.FP16_COMPRESS and module.process_group.name() == NAME:
+            return module.register_comm_hook(module.process_group, fp16_compress_hook)
+        return function(module, comm_hook_type)
+
+    return register
 
 
 def layers(store: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from ..errors import InvalidArgument, UnsupportedOperation
 from . import batches, halves, sparse
 from .backend import Backend
 from .batches import Batch
-from .calls import Tensors, inner, listed, one, pairs, reduction, terms, uneven
+from .calls import Gathered, Tensors, inner, listed, one, pairs, reduction, terms, uneven
 from .messages import AnySourceWork, FromAnyone, monitored_barrier
 from .options import Options
 from .options import read as read_options
@@ -243,7 +243,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         asynchronous, limit = self._terms(terms(c10d.AllgatherOptions, opts, timeout))
         passage = self._passage("all_gather")
         part = self._all_gather(passage.outputs(outputs), passage.input(tensor), asynchronous, limit)
-        return self._issued([part], output_tensors, passage, asynchronous)
+        return self._issued([part], [Gathered(outputs)], passage, asynchronous)
 
     def _all_gather(self, outputs: Tensors, tensor: Tensor, asynchronous: bool, limit: timedelta | None) -> Any:
         gather = self._comm.all_gather_v if uneven(outputs) else self._comm.all_gather
