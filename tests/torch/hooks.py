@@ -148,7 +148,8 @@ def autograd() -> dict[str, Outcome]:
         "broadcast": lambda x: dnn.broadcast(x[0].clone(), 1, world),
         "gather": lambda x: dnn.gather(x[0], 1, world),
         "scatter": lambda x: dnn.scatter(x, 1, world),
-        "reduce": lambda x: dnn.reduce(x[0].clone(), 1, group=world),
+        # What is at other ranks than the root is c10d's scratch.
+        "reduce": lambda x: dnn.reduce(x[0].clone(), 1, group=world) * float(dist.get_rank() == 1),
         "reduce_scatter": lambda x: dnn.reduce_scatter(torch.zeros(4), x, group=world),
         "all_gather": lambda x: dnn.all_gather(x[0], world),
         "_all_gather_base": lambda x: dnn._all_gather_base(torch.zeros(4 * size), x[0], world),
