@@ -448,7 +448,7 @@ def _close_all() -> None:
     for comm in list(_living):
         del comm._native
     _native.devices_let_go(5.0)
-    completion.settle(5.0)
+    completion.settle(2.0)
 
 
 class BatchSendRecv:

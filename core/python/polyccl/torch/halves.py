@@ -9,7 +9,7 @@ gives way to its double in Python.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
@@ -19,17 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..torch_hook import NAME
 from .work import Work
 
-KEEPERS: list[tuple[Any, str]] = [
-    (c10d.Reducer, "_set_forward_pass_work_handle"),  # DDP's join with divide_by_initial_world_size=False
-    (c10d, "_register_work"),  # the functional collectives' wait_tensor
-]
-"""Functions of torch that keep a work that they are given."""
-
 
 def serve() -> None:
-    """Let torch's `KEEPERS` keep works of C++ alone. May be called again."""
-    for owner, name in KEEPERS:
-        _wrap(owner, name, _keeping_whole)
+    """Let torch's functions that keep a work, or have C++ read a future, get what they can use. May be called again."""
+    # DDP's join with divide_by_initial_world_size=False
+    _wrap(c10d.Reducer, "_set_forward_pass_work_handle", partial(_given, Work.for_reading))
+    # the functional collectives' wait_tensor
+    _wrap(c10d, "_register_work", partial(_given, Work.for_waiting))
     _wrap(DistributedDataParallel, "_register_builtin_comm_hook", _registering_readable)
 
 
@@ -39,12 +35,12 @@ def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callabl
         setattr(owner, name, wrapper(function))
 
 
-def _keeping_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+def _given(form: Callable[[Work], c10d.Work], function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
-    def keep(*arguments: Any) -> Any:
-        return function(*(each.in_native() if isinstance(each, Work) else each for each in arguments))
+    def call(*arguments: Any) -> Any:
+        return function(*(form(each) if isinstance(each, Work) else each for each in arguments))
 
-    return keep
+    return call
 
 
 def _registering_readable(function: Callable[..., Any]) -> Callable[..., Any]:

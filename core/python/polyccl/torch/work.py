@@ -155,10 +155,14 @@ class Work(c10d.Work):  # type: ignore[misc]
 
     def boxed(self) -> Any:
         """The work as torch's operators take it."""
-        return self.in_native().boxed()
+        return self.for_waiting().boxed()
 
-    def in_native(self) -> c10d.Work:
-        """A work of C++ alone, for torch to keep: of this one it would keep the C++ half only, which ends by no means."""
+    def for_waiting(self) -> c10d.Work:
+        """A work for torch's C++ to keep and to wait for. Of this one it would keep the C++ half only, which never ends."""
+        return c10d.PythonCallbackWork(self.wait)
+
+    def for_reading(self) -> c10d.Work:
+        """A work for torch's C++ to keep and to read the future of; its ``wait`` raises nothing."""
         return c10d._create_work_from_future(self.get_future())
 
     def _when_done(self, job: Callable[[], None]) -> None:
