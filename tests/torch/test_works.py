@@ -38,6 +38,10 @@ def test_works(ranks: Ranks, case: Callable[[], None]) -> None:
     ranks(case, "gloo=1,host=2")
 
 
+def test_messages_that_were_never_issued(ranks: Ranks) -> None:
+    ranks(works.dropped, "host=2")
+
+
 def test_a_store_in_python_outlives_its_name(ranks: Ranks, tmp_path: Path) -> None:
     ranks(works.store_in_python, "host=2", str(tmp_path / "notes"))
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -306,3 +307,23 @@ def waits_while_brought_home() -> None:
     work.wait()
     equal(tensor, row(size, 4))
     other.join()
+
+
+def dropped() -> None:
+    """Messages of a batch that an error ends were never issued, and say so however often they are asked."""
+    rank, size = me()
+    group: Any = dist.group.WORLD
+    with suppress(ZeroDivisionError), group.gathering():
+        work = dist.isend(row(1), (rank + 1) % size)
+        assert work is not None
+        future = work.get_future()
+        assert not work.is_completed()
+        with pytest.raises(polyccl.InvalidArgument, match="end of its batch"):
+            work.wait()
+        _ = 1 / 0
+    for _ in range(2):
+        assert "never issued" in raised(work.wait)
+        assert work.is_completed()
+        assert not work.is_success()
+        assert isinstance(work.exception(), polyccl.Aborted)
+    assert "never issued" in raised(lambda: settled(future))

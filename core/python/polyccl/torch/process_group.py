@@ -467,6 +467,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         batch = self._batch = Batch(self._comm)
         try:
             yield
+        except BaseException:
+            batch.drop()
+            raise
         finally:
             self._batch = None
         batch.issue()
