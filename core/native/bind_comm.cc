@@ -396,6 +396,13 @@ void bind_comm(nb::module_& m) {
   m.def(
       "log", [](int level, const std::string& text) { write_log(level, "", text); }, "level"_a, "text"_a,
       "Write a line to standard error if POLYCCL_LOG asks for its level, POLYCCL_LOG_* of the ABI.");
+  m.def(
+      "raise_error",
+      [](nb::handle error) {
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+        throw nb::python_error();
+      },
+      "error"_a, "Raise `error`, without a traceback: torch would append that to the text.");
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<Device>(m, "Device", "A device, through its backend.")

@@ -236,7 +236,7 @@ int32_t plain_device_type(int32_t type) {
   }
 }
 
-void read_view(Tensor& tensor, const dlpack::View& view, const Subject& subject) {
+void read_view(Tensor& tensor, const dlpack::View& view, Access access, const Subject& subject) {
   tensor.dtype = dtype_of(view.dtype);
   if (tensor.dtype == 0) {
     refuse(subject, "has a data type that PolyCCL does not know (DLPack " + type_text(view.dtype) +
@@ -244,8 +244,10 @@ void read_view(Tensor& tensor, const dlpack::View& view, const Subject& subject)
   }
   tensor.count = count_of(subject, view);
   if (tensor.count != 0) {
-    if (!contiguous(view))
-      refuse(subject, "is not contiguous; pass its .contiguous() (NumPy: numpy.ascontiguousarray())");
+    if (!contiguous(view)) {
+      refuse(subject, "is not contiguous; pass its .contiguous() (NumPy: numpy.ascontiguousarray())"s +
+                          (access == Access::kWrite ? ", and copy the result back" : ""));
+    }
     if (view.data == nullptr) refuse_missing_memory(subject, tensor.count);
   }
   tensor.data = view.data == nullptr ? nullptr : static_cast<char*>(view.data) + view.byte_offset;
@@ -304,7 +306,7 @@ void check_version(dlpack::Version version, const Subject& subject) {
 void read_managed(Tensor& tensor, dlpack::ManagedTensorVersioned* managed, Access access, const Subject& subject) {
   check_version(managed->version, subject);
   check_flags(managed->flags, access, subject);
-  read_view(tensor, managed->view, subject);
+  read_view(tensor, managed->view, access, subject);
 }
 
 Tensor by_exchange(const TypeEntry& entry, Access access, const Subject& subject) {
@@ -317,7 +319,7 @@ Tensor by_exchange(const TypeEntry& entry, Access access, const Subject& subject
       refuse_export(subject, error);
     }
     device = view.device;
-    read_view(tensor, view, subject);
+    read_view(tensor, view, access, subject);
     tensor.owner = nb::borrow(subject.object);
   } else {
     dlpack::ManagedTensorVersioned* managed = nullptr;
@@ -377,7 +379,8 @@ Tensor by_capsule(const TypeEntry& entry, Access access, const Subject& subject)
     auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
     read_managed(tensor, managed, access, subject);
   } else if (PyCapsule_IsValid(capsule, "dltensor")) {
-    read_view(tensor, static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"))->view, subject);
+    read_view(tensor, static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"))->view, access,
+              subject);
   } else {
     refuse(subject, "gives no DLPack capsule from __dlpack__(); pass a torch tensor or a NumPy array");
   }

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import CommError
 
@@ -137,6 +137,9 @@ ABI: int = 65538
 
 def log(level: int, text: str) -> None:
     """Write a line to standard error if POLYCCL_LOG asks for its level, POLYCCL_LOG_* of the ABI."""
+
+def raise_error(error: Exception) -> NoReturn:
+    """Raise error, without a traceback: torch would append that to the text."""
 
 def link_address() -> tuple[str, str, int]:
     """

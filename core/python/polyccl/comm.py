@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import _native, arguments, create
+from . import _native, arguments, completion, create
 from .arguments import Timeout
 from .errors import InvalidArgument, UnsupportedOperation
 from .graphs import untraced
@@ -527,6 +527,7 @@ def _close_all() -> None:
     for comm in list(_living):
         del comm._native
     _native.devices_let_go(5.0)
+    completion.settle(2.0)
 
 
 @untraced

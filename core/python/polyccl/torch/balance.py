@@ -26,7 +26,6 @@ from ..errors import InvalidArgument
 from ..graphs import untraced
 from ..reduce_op import ReduceOp
 from .process_group import ProcessGroup
-from .work import Work
 
 
 @untraced
@@ -73,7 +72,7 @@ class Balance:
         self._last_bucket = time.perf_counter()
         gradients = bucket.buffer()
         part = self._comm.all_reduce(gradients, ReduceOp.PREMUL_SUM(self._share), True)
-        return Work((part,), [gradients]).get_future().then(lambda future: future.value()[0])
+        return self._group._work((part,), [gradients]).get_future().then(lambda future: future.value()[0])
 
     def suggest(self, total: int | None = None, smallest: int = 1) -> list[int]:
         """Batch sizes by rank that let all ranks end at the same time, by the times measured so far. Collective; blocks.

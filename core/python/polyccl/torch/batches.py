@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
-from ..errors import Aborted
+from ..errors import Aborted, InvalidArgument
 from ..graphs import untraced
 
 if TYPE_CHECKING:
@@ -29,18 +29,58 @@ class Batch:
     def __init__(self, comm: Comm) -> None:
         self.gathered = comm.batch_op_create()
         self._work: NativeWork | None = None
+        self._error: Exception | None = None
+        self._callbacks: list[Callable[[], None]] = []  # of before it was issued
 
     def issue(self) -> None:
         """Issue what was gathered. Raises what `Comm.batch_op_create` does."""
-        if self.gathered.ops:
+        if not self.gathered.ops:
+            return
+        try:
             self._work = self.gathered.issue(True)
+        except BaseException:
+            self.drop()
+            raise
+        for callback in self._callbacks:
+            self._work.add_done_callback(callback)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def drop(self) -> None:
+        """End without having issued anything, since an error came meanwhile."""
+        self._error = Aborted("this message was never issued: an error came between it and the end of its batch; make a new group")
+        for callback in self._callbacks:
+            callback()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """As the native work's; raises InvalidArgument before the batch is issued."""
+        self._issued().wait(timeout)
+
+    def wait_blocking(self) -> None:
+        """As `wait`, on the host."""
+        self._issued().wait_blocking()
+
+    def _issued(self) -> NativeWork:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
         if self._work is None:
-            raise Aborted("this message was never issued: an error came between it and the end of its batch; make a new group")
-        return getattr(self._work, name)
+            raise InvalidArgument("this message is issued at the end of its batch, and cannot be waited for before")
+        return self._work
+
+    def is_completed(self) -> bool:
+        """As the native work's."""
+        return self._error is not None or (self._work is not None and self._work.is_completed())
+
+    def exception(self) -> Exception | None:
+        """As the native work's."""
+        return self._error if self._work is None else self._work.exception()
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """As the native work's."""
+        if self._work is not None:
+            self._work.add_done_callback(callback)
+        elif self._error is not None:
+            callback()
+        else:
+            self._callbacks.append(callback)
 
 
 _torchs: Callable[[list[Any]], list[Any]] | None = None

@@ -48,6 +48,15 @@ def one(tensors: Sequence[Any], what: str) -> Any:
     return tensors[0]
 
 
+class Gathered(list[Tensor]):
+    """Tensors by rank. torch's quantization hooks index them as if they were stacked, as those of NCCL's futures are."""
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, tuple):
+            return super().__getitem__(place[0])[place[1:]]
+        return super().__getitem__(place)
+
+
 def uneven(tensors: Tensors) -> bool:
     """Whether the tensors differ in their numbers of elements."""
     return len({tensor.numel() for tensor in tensors}) > 1
@@ -88,4 +97,4 @@ def terms(kind: type[Any], given: Any, timeout: timedelta | None, **fields: Any)
     return opts
 
 
-__all__ = ["Tensors", "inner", "listed", "one", "pairs", "reduction", "terms", "uneven"]
+__all__ = ["Gathered", "Tensors", "inner", "listed", "one", "pairs", "reduction", "terms", "uneven"]

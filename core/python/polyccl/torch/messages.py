@@ -61,7 +61,7 @@ class FromAnyone:
         if not self._matched.wait(None if timeout is None else bounded(timeout)):
             raise CommTimeout(f"recv from any rank on communicator '{self._comm.get_name()}': nothing came within {timeout} s")
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         if self._work is not None:
             self._work.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
 

@@ -10,11 +10,11 @@ return a `Work`, others block. Timeouts are the call's, else the group's. An err
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,13 +22,14 @@ from torch._C import _distributed_c10d as c10d
 
 from .. import arguments
 from ..comm import Comm
+from ..completion import Queue
 from ..deadlines import bounded
 from ..errors import InvalidArgument, UnsupportedOperation
 from ..graphs import untraced
-from . import sparse
+from . import batches, halves, sparse
 from .backend import Backend
-from .batches import Batch, serve
-from .calls import Tensors, inner, listed, one, pairs, reduction, terms, uneven
+from .batches import Batch
+from .calls import Gathered, Tensors, inner, listed, one, pairs, reduction, terms, uneven
 from .messages import AnySourceWork, FromAnyone, monitored_barrier
 from .options import Options
 from .options import read as read_options
@@ -67,12 +68,15 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._batch: Batch | None = None  # while messages are gathered
         self._anyone: dict[int, FromAnyone] = {}  # by tag: the newest receive from any rank
         self._backend = Backend(self)
+        self._queue = Queue()
         device = torch.device(comm._group.device.replace("hip", "cuda"))
         self._device = device
         self._on_host = device.type == "cpu"
         if bound is not None:
             self.bound_device_id = bound
-        serve()
+        self._kept = halves.layers(store)
+        batches.serve()
+        halves.serve()
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -130,6 +134,11 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """The store that the group was created with."""
         return self._store
 
+    def boxed(self) -> Any:
+        """The group as torch's operators take it."""
+        _boxed.add(self)
+        return super().boxed()
+
     def _has_hooks(self) -> bool:
         return False
 
@@ -144,8 +153,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     # ---- one way down -------------------------------------------------------------------------------------------------------
 
-    def _passage(self) -> Passage:
-        return Passage(self._device, self._on_host)
+    def _passage(self, call: str) -> Passage:
+        return Passage(self._comm, call, self._device, self._on_host)
 
     def _terms(self, opts: Any) -> tuple[bool, timedelta | None]:
         """Whether the call is asynchronous, and its timeout; None is the group's. Counts the call."""
@@ -154,12 +163,21 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return opts.asyncOp, None if limit.days < 0 else limit
 
     def _issued(self, parts: Sequence[Any], outputs: Any, passage: Passage, asynchronous: bool) -> Work:
-        work = self._counted(Work(parts, outputs, passage.finish))
+        work = self._work(parts, outputs, passage.finish)
         if not asynchronous:
             work.wait()
         return work
 
-    def _counted(self, work: Work) -> Work:
+    def _work(
+        self,
+        parts: Sequence[Any],
+        outputs: Any,
+        finish: Callable[[], None] | None = None,
+        kind: type[Work] = Work,
+        on_host: bool = False,
+        source: int = -1,
+    ) -> Work:
+        work = kind(parts, outputs, finish, on_host, source, self._queue)
         if self._together is not None:
             self._together.append(work)
         return work
@@ -175,11 +193,11 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = one(tensors, "all_reduce")
         factor = reduction(opts.reduceOp)
         if tensor.is_contiguous() and tensor.is_cpu is self._on_host:
-            return self._counted(Work((self._comm.all_reduce(tensor, factor, asynchronous, None, limit),), tensors))
+            return self._work((self._comm.all_reduce(tensor, factor, asynchronous, None, limit),), tensors)
         if tensor.layout is torch.sparse_coo:
             sparse.all_reduce(self._comm, tensor, factor, limit)
             return Work((), tensors)
-        passage = self._passage()
+        passage = self._passage("all_reduce")
         part = self._comm.all_reduce(passage.both(tensor), factor, asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
 
@@ -188,8 +206,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """`allreduce` of each tensor."""
         opts = opts or c10d.AllreduceCoalescedOptions()
         asynchronous, limit = self._terms(opts)
-        factor, passage = reduction(opts.reduceOp), self._passage()
-        parts = [self._comm.all_reduce(passage.both(tensor), factor, True, None, limit) for tensor in tensors]
+        factor, passage = reduction(opts.reduceOp), self._passage("all_reduce_coalesced")
+        taken = [passage.both(tensor, f"tensor {i}") for i, tensor in enumerate(tensors)]
+        parts = [self._comm.all_reduce(tensor, factor, True, None, limit) for tensor in taken]
         return self._issued(parts, tensors, passage, asynchronous)
 
     @recorded("broadcast")
@@ -198,7 +217,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensors = listed(tensors)
         opts = terms(c10d.BroadcastOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
-        tensor, passage = one(tensors, "broadcast"), self._passage()
+        tensor, passage = one(tensors, "broadcast"), self._passage("broadcast")
         part = self._comm.broadcast(passage.both(tensor), opts.rootRank, asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
 
@@ -208,7 +227,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensors = listed(tensors)
         opts = terms(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
         asynchronous, limit = self._terms(opts)
-        tensor, passage = one(tensors, "reduce"), self._passage()
+        tensor, passage = one(tensors, "reduce"), self._passage("reduce")
         taken = passage.both(tensor) if opts.rootRank == self.rank() else passage.input(tensor)
         part = self._comm.reduce(taken, opts.rootRank, reduction(opts.reduceOp), asynchronous, None, limit)
         return self._issued([part], tensors, passage, asynchronous)
@@ -217,7 +236,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until all ranks are here. Blocks the host, at once or in the work's ``wait``."""
         asynchronous, limit = self._terms(terms(c10d.BarrierOptions, opts, timeout))
-        return self._counted(Work((self._comm.barrier(asynchronous, None, limit),), [], on_host=True))
+        return self._work((self._comm.barrier(asynchronous, None, limit),), [], on_host=True)
 
     # ---- gathering ----------------------------------------------------------------------------------------------------------
 
@@ -226,13 +245,13 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Gather every rank's tensor into a list; lengths may differ by rank, then alike in all lists."""
         outputs, tensor = inner(output_tensors, "all_gather"), one(listed(input_tensors), "all_gather")
         asynchronous, limit = self._terms(terms(c10d.AllgatherOptions, opts, timeout))
-        passage = self._passage()
-        part = self._all_gather(outputs, tensor, passage, asynchronous, limit)
-        return self._issued([part], output_tensors, passage, asynchronous)
+        passage = self._passage("all_gather")
+        part = self._all_gather(passage.outputs(outputs), passage.input(tensor), asynchronous, limit)
+        return self._issued([part], [Gathered(outputs)], passage, asynchronous)
 
-    def _all_gather(self, outputs: Tensors, tensor: Tensor, passage: Passage, asynchronous: bool, limit: timedelta | None) -> Any:
+    def _all_gather(self, outputs: Tensors, tensor: Tensor, asynchronous: bool, limit: timedelta | None) -> Any:
         gather = self._comm.all_gather_v if uneven(outputs) else self._comm.all_gather
-        return gather(passage.outputs(outputs), passage.input(tensor), asynchronous, None, limit)
+        return gather(outputs, tensor, asynchronous, None, limit)
 
     @recorded("all_gather", 1)
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
@@ -242,18 +261,19 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             raise InvalidArgument(
                 f"all_gather_coalesced: a list of {len(input_list)} tensors is wanted for each of the {self.size()} ranks"
             )
-        passage = self._passage()
-        parts = [
-            self._all_gather([outputs[i] for outputs in output_lists], tensor, passage, True, limit)
+        passage = self._passage("all_gather_coalesced")
+        taken = [
+            (passage.outputs([outputs[i] for outputs in output_lists]), passage.input(tensor, f"input {i}"))
             for i, tensor in enumerate(input_list)
         ]
+        parts = [self._all_gather(outputs, tensor, True, limit) for outputs, tensor in taken]
         return self._issued(parts, output_lists, passage, asynchronous)
 
     @recorded("all_gather_into_tensor", 1)
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Gather every rank's tensor into one, rank by rank."""
         asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
-        passage = self._passage()
+        passage = self._passage("all_gather_single")
         part = self._comm.all_gather_single(passage.output(output), passage.input(input), asynchronous, None, limit)
         return self._issued([part], [output], passage, asynchronous)
 
@@ -263,11 +283,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """`all_gather_single` of each pair."""
         asynchronous, limit = self._terms(opts or c10d.AllgatherOptions())
-        passage = self._passage()
-        parts = [
-            self._comm.all_gather_single(passage.output(output), passage.input(input), True, None, limit)
-            for output, input in pairs(outputs, inputs, "all_gather_single_coalesced")
-        ]
+        passage = self._passage("all_gather_single_coalesced")
+        taken = pairs(passage.outputs(outputs), passage.inputs(inputs), "all_gather_single_coalesced")
+        parts = [self._comm.all_gather_single(output, input, True, None, limit) for output, input in taken]
         return self._issued(parts, outputs, passage, asynchronous)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -286,7 +304,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = one(listed(input_tensors), "gather")
         opts = terms(c10d.GatherOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
-        passage, outputs = self._passage(), []
+        passage, outputs = self._passage("gather"), []
         if opts.rootRank == self.rank():
             outputs = passage.outputs(inner(output_tensors, "gather"))
         part = self._comm.gather(outputs, passage.input(tensor), opts.rootRank, asynchronous, None, limit)
@@ -308,7 +326,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         outputs = listed(output_tensors)
         opts = terms(c10d.ScatterOptions, opts, timeout, rootRank=root)
         asynchronous, limit = self._terms(opts)
-        passage, inputs = self._passage(), []
+        passage, inputs = self._passage("scatter"), []
         if opts.rootRank == self.rank():
             inputs = passage.inputs(inner(input_tensors, "scatter"))
         output = passage.output(one(outputs, "scatter"))
@@ -329,7 +347,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         outputs, inputs = listed(output_tensors), inner(input_tensors, "reduce_scatter")
         opts = terms(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
         asynchronous, limit = self._terms(opts)
-        passage = self._passage()
+        passage = self._passage("reduce_scatter")
         scatter = self._comm.reduce_scatter_v if uneven(inputs) else self._comm.reduce_scatter
         output, taken = passage.output(one(outputs, "reduce_scatter")), passage.inputs(inputs)
         part = scatter(output, taken, reduction(opts.reduceOp), asynchronous, None, limit)
@@ -340,7 +358,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Reduce part r of all ranks' tensors into rank r's."""
         opts = opts or c10d.ReduceScatterOptions()
         asynchronous, limit = self._terms(opts)
-        passage, op = self._passage(), reduction(opts.reduceOp)
+        passage, op = self._passage("reduce_scatter_single"), reduction(opts.reduceOp)
         part = self._comm.reduce_scatter_single(passage.output(output), passage.input(input), op, asynchronous, None, limit)
         return self._issued([part], [output], passage, asynchronous)
 
@@ -351,11 +369,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """`reduce_scatter_single` of each pair."""
         opts = opts or c10d.ReduceScatterOptions()
         asynchronous, limit = self._terms(opts)
-        passage, op = self._passage(), reduction(opts.reduceOp)
-        parts = [
-            self._comm.reduce_scatter_single(passage.output(output), passage.input(input), op, True, None, limit)
-            for output, input in pairs(outputs, inputs, "reduce_scatter_single_coalesced")
-        ]
+        passage, op = self._passage("reduce_scatter_single_coalesced"), reduction(opts.reduceOp)
+        taken = pairs(passage.outputs(outputs), passage.inputs(inputs), "reduce_scatter_single_coalesced")
+        parts = [self._comm.reduce_scatter_single(output, input, op, True, None, limit) for output, input in taken]
         return self._issued(parts, outputs, passage, asynchronous)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -366,7 +382,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Send entry r to rank r, and receive entry r from it; lengths may differ by pair of ranks."""
         asynchronous, limit = self._terms(terms(c10d.AllToAllOptions, opts, timeout))
-        passage = self._passage()
+        passage = self._passage("all_to_all")
         outputs, inputs = passage.outputs(output_tensors), passage.inputs(input_tensors)
         part = self._comm.all_to_all(outputs, inputs, asynchronous, None, limit)
         return self._issued([part], output_tensors, passage, asynchronous)
@@ -383,7 +399,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Send part r to rank r, and receive part r from it; parts are rows, equally many where no splits are given."""
         asynchronous, limit = self._terms(terms(c10d.AllToAllOptions, opts, timeout))
-        passage = self._passage()
+        passage = self._passage("all_to_all_single")
         target, source = passage.output(output), passage.input(input)
         if not output_split_sizes and not input_split_sizes:
             part = self._comm.all_to_all_single(target, source, asynchronous, None, limit)
@@ -410,25 +426,25 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send to a rank of the group; its `recv` with this tag gets it, in order."""
         tensors = listed(tensors)
-        tensor, passage = one(tensors, "send"), self._passage()
+        tensor, passage = one(tensors, "send"), self._passage("send")
         source = passage.input(tensor)
         if self._batch is None:
-            return self._counted(Work((self._comm.send(source, dst, True, tag=tag),), tensors))
+            return self._work((self._comm.send(source, dst, True, tag=tag),), tensors)
         self._batch.gathered.send(source, dst, tag)
-        return self._counted(Work((cast(Any, self._batch),), tensors))
+        return self._work((self._batch,), tensors)
 
     @recorded("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive what a rank of the group sends with this tag."""
         tensors = listed(tensors)
-        tensor, passage = one(tensors, "recv"), self._passage()
+        tensor, passage = one(tensors, "recv"), self._passage("recv")
         target = passage.output(tensor)
         if self._batch is None:
             part: Any = self._comm.recv(target, src, True, tag=tag)
         else:
             part = self._batch
             part.gathered.recv(target, src, tag)
-        return self._counted(Work((part,), tensors, passage.finish, source=src))
+        return self._work((part,), tensors, passage.finish, source=src)
 
     @recorded("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
@@ -438,10 +454,10 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         UnsupportedOperation, at ``wait``, where a device's library carries messages.
         """
         tensors = listed(tensors)
-        tensor, passage = one(tensors, "recv"), self._passage()
+        tensor, passage = one(tensors, "recv"), self._passage("recv")
         part = FromAnyone(self._comm, passage.output(tensor), tag, self._anyone.get(tag))
         self._anyone[tag] = part
-        return self._counted(AnySourceWork((cast(Any, part),), tensors, passage.finish))
+        return self._work((part,), tensors, passage.finish, kind=AnySourceWork)
 
     @property
     def gathers_messages(self) -> bool:
@@ -455,6 +471,9 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         batch = self._batch = Batch(self._comm)
         try:
             yield
+        except BaseException:
+            batch.drop()
+            raise
         finally:
             self._batch = None
         batch.issue()
@@ -483,7 +502,7 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             for work in works:
                 work.wait()
 
-        return Work(parts, [work.result() for work in works], finish)
+        return Work(parts, [work.result() for work in works], finish, queue=self._queue)
 
     # ---- its life -----------------------------------------------------------------------------------------------------------
 
@@ -536,10 +555,14 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Wait for what was issued, at most ten seconds, and end. May be called again."""
+        _boxed.discard(self)
         if not self._ended:
             self._ended = True
             if not self._comm.is_aborted():
                 self._comm.finalize(10)
 
+
+_boxed: set[ProcessGroup] = set()
+"""Groups that C++ holds by itself, until they end: without their half in Python it could not call them."""
 
 __all__ = ["Backend", "ProcessGroup"]

@@ -1,26 +1,26 @@
-"""The handles of operations that torch sees: `Work`, whose future completes when the operation does.
+"""The handles of operations that torch sees: `Work`, and the futures that complete when its operations do.
 
-A future's callbacks are the user's code and may take long, so that the threads which complete operations must not run them. One
-Python thread does: it wakes for whatever is done by then and completes all of it.
+Callbacks of futures are user code, which may block, so that a `Queue` completes futures: the threads which complete operations
+only hand them over.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
+from operator import methodcaller
+from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from .. import _native
+from ..completion import Queue, queue_here
 from ..errors import CommError, CommTimeout
 from ..graphs import untraced
-
-if TYPE_CHECKING:
-    from .. import _native
 
 NO_TIMEOUT = timedelta(0)
 """What c10d means by no timeout of its own; the operation's holds."""
@@ -31,7 +31,8 @@ class Work(c10d.Work):  # type: ignore[misc]
     """One or several operations of PolyCCL under way, as torch wants it.
 
     ``outputs`` is what `result` and the future give. ``finish`` runs once after the operations: it brings results home that
-    were received into copies. ``on_host`` lets `wait` block the host for operations of devices too.
+    were received into copies. ``on_host`` lets `wait` block the host for operations of devices too. ``queue`` completes its
+    futures: the group's.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Work(c10d.Work):  # type: ignore[misc]
         finish: Callable[[], None] | None = None,
         on_host: bool = False,
         source: int = -1,
+        queue: Queue | None = None,
     ) -> None:
         super().__init__()
         self._parts = parts
@@ -48,7 +50,9 @@ class Work(c10d.Work):  # type: ignore[misc]
         self._finish = finish
         self._on_host = on_host
         self._source = source
-        self._futures: list[tuple[Any, bool]] = []
+        self._queue = queue or _stray
+        self._lock = Lock()  # held while ``finish`` runs
+        self._error: Exception | None = None  # what ``finish`` raised
 
     # ---- waiting ------------------------------------------------------------------------------------------------------------
 
@@ -67,8 +71,8 @@ class Work(c10d.Work):  # type: ignore[misc]
             end = monotonic() + timeout.total_seconds()
             for part in self._parts:
                 part.wait(max(0.0, end - monotonic()))
-        if self._finish is not None:
-            self._bring_home()
+        if (error := self._brought_home()) is not None:
+            raise error.with_traceback(None)
         return True
 
     def synchronize(self) -> None:
@@ -79,22 +83,26 @@ class Work(c10d.Work):  # type: ignore[misc]
         """As `wait`, which lets the current stream wait."""
         self.wait()
 
-    def _bring_home(self) -> None:
-        """Run ``finish``, once; others that come meanwhile wait for it."""
-        with _finishing:
-            finish, self._finish = self._finish, None
-            if finish is not None:
-                with torch.no_grad():
-                    finish()
+    def _brought_home(self) -> Exception | None:
+        """Run ``finish``, once, and return what it raised. Others that come meanwhile wait for it."""
+        if self._finish is None:
+            return self._error
+        with self._lock:
+            if self._finish is not None:
+                try:
+                    self._finish()
+                except Exception as error:
+                    self._error = error
+                self._finish = None
+            return self._error
 
     # ---- how it stands ------------------------------------------------------------------------------------------------------
 
     def is_completed(self) -> bool:
         """True once it is done, with or without an error. Does not block."""
-        if not all(part.is_completed() for part in self._parts):
+        if not self._is_over():
             return False
-        if self._finish is not None and self.exception() is None:
-            self._bring_home()
+        self.exception()
         return True
 
     def is_success(self) -> bool:
@@ -102,12 +110,17 @@ class Work(c10d.Work):  # type: ignore[misc]
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """The error of the first operation that failed; None while there is none."""
+        """The error of the first operation that failed; None while there is none. Once the work is done it stays the same."""
+        over = self._is_over()
         for part in self._parts:
             error = part.exception()
             if error is not None:
                 return error
-        return None
+        return self._brought_home() if over else None
+
+    def _is_over(self) -> bool:
+        """Whether all operations are done; results may still have to be brought home."""
+        return all(part.is_completed() for part in self._parts)
 
     def result(self) -> Any:
         """The output tensors, as the call got them. Does not wait."""
@@ -123,54 +136,68 @@ class Work(c10d.Work):  # type: ignore[misc]
     # ---- futures ------------------------------------------------------------------------------------------------------------
 
     def get_future(self) -> Any:
-        """A torch Future that completes when the operation does, with `result`, or the operation's error."""
-        return self._future(verdict=False)
+        """A torch Future that completes when the operation does, with `result` or the operation's error.
+
+        The error is a RuntimeError, since C++ may read it too; its text names the class of `exception`.
+        """
+        future = torch._C.Future(_devices_of(self._outputs))
+        if self.is_success():
+            future.set_result(self._outputs)
+            return future
+        # C++ cannot read an error that a future was given in Python, but that of a callback.
+        outcome = future.then(methodcaller("value"))
+        self._when_done(partial(self._complete, future))
+        return outcome
 
     def get_future_result(self) -> Any:
         """A torch Future of c10d's WorkResult: how the operation ended, never an error."""
-        return self._future(verdict=True)
-
-    def _future(self, verdict: bool) -> Any:
-        future = torch.futures.Future(devices=_devices_of(self._outputs))
-        if all(part.is_completed() for part in self._parts):
-            self._complete(future, verdict)
-            return future
-        first = not self._futures
-        self._futures.append((future, verdict))
-        if first:
-            for part in self._parts:
-                part.add_done_callback(self._part_is_done)
-        elif self.is_completed():  # the callbacks may have come before the future was in the list
-            _completer.take(self)
+        future = torch._C.Future([])
+        self._when_done(lambda: future.set_result(_verdict(self.exception())))
         return future
 
-    def _part_is_done(self) -> None:
-        if all(part.is_completed() for part in self._parts):
-            _completer.take(self)
+    def boxed(self) -> Any:
+        """The work as torch's operators take it."""
+        return self.for_waiting().boxed()
 
-    def _complete_futures(self) -> None:
-        while self._futures:
-            self._complete(*self._futures.pop(0))
+    def for_waiting(self) -> c10d.Work:
+        """A work for torch's C++ to keep and to wait for. Of this one it would keep the C++ half only, which never ends."""
+        return c10d.PythonCallbackWork(self.wait)
 
-    def _complete(self, future: Any, verdict: bool) -> None:
+    def for_reading(self) -> c10d.Work:
+        """A work for torch's C++ to keep and to read the future of; its ``wait`` raises nothing."""
+        return c10d._create_work_from_future(self.get_future())
+
+    def _when_done(self, job: Callable[[], None]) -> None:
+        """Run ``job``, which completes a future: now if the work is done, else from the queue."""
+        if self._is_over():
+            job()
+            return
+        queue = queue_here(self._queue)
+        queue.expect()
+        self._pass_on(iter(self._parts), partial(queue.put, job))
+
+    def _pass_on(self, parts: Iterator[Any], put: Callable[[], None]) -> None:
+        """Call ``put`` when all ``parts`` are done."""
+        for part in parts:
+            if not part.is_completed():
+                part.add_done_callback(partial(self._pass_on, parts, put))
+                return
+        put()
+
+    def _complete(self, future: Any) -> None:
         error = self.exception()
-        if error is None and self._finish is not None:
-            try:
-                self._bring_home()
-            except Exception as raised:
-                error = raised
-        if verdict:
-            future.set_result(_verdict(error))
-        elif error is None:
+        if error is None:
             future.set_result(self._outputs)
         else:
-            future.set_exception(error)
+            future._set_unwrap_func(_native.raise_error)
+            future.set_result(error.with_traceback(None))
 
     def __repr__(self) -> str:
         return f"<polyccl.torch Work of {len(self._parts)}: {', '.join(map(repr, self._parts)) or 'done'}>"
 
 
-_finishing = threading.RLock()
+_stray = Queue()
+"""For works of no group."""
 
 
 def _verdict(error: Exception | None) -> int:
@@ -191,34 +218,5 @@ def _devices_of(outputs: Any) -> list[torch.device]:
         found += [device for device in _devices_of(each) if device not in found]
     return found
 
-
-class _Completer:
-    """The thread that completes futures. Starts with the first one; a daemon, so that it holds up no exit."""
-
-    def __init__(self) -> None:
-        self._done: deque[Work] = deque()
-        self._wake = threading.Event()
-        self._starting = threading.Lock()
-        self._started = False
-
-    def take(self, work: Work) -> None:
-        """Complete the futures of ``work`` soon. From any thread; does not block."""
-        self._done.append(work)
-        self._wake.set()
-        if not self._started:
-            with self._starting:
-                if not self._started:
-                    threading.Thread(target=self._run, name="polyccl-futures", daemon=True).start()
-                    self._started = True
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            self._wake.clear()
-            while self._done:
-                self._done.popleft()._complete_futures()
-
-
-_completer = _Completer()
 
 __all__ = ["NO_TIMEOUT", "Work"]
