@@ -13,7 +13,6 @@ from functools import partial, wraps
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ..torch_hook import NAME
@@ -47,6 +46,9 @@ def _registering_readable(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def register(module: Any, comm_hook_type: Any) -> Any:
         if comm_hook_type == c10d.BuiltinCommHookType.FP16_COMPRESS and module.process_group.name() == NAME:
+            # Loads much that few scripts need.
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
             return module.register_comm_hook(module.process_group, fp16_compress_hook)
         return function(module, comm_hook_type)
 
