@@ -14,7 +14,9 @@
 
 #include "arguments.h"
 #include "bindings.h"
+#include "closing.h"
 #include "communicator.h"
+#include "gil.h"
 
 namespace polyccl {
 
@@ -39,7 +41,7 @@ Deadline deadline_of(const Communicator& comm, const Seconds& timeout) {
 
 // Whether the user pressed Ctrl-C. The exception that his handler raised stays set in the thread.
 bool signalled() {
-  nb::gil_scoped_acquire gil;
+  GilAcquire gil;
   return PyErr_CheckSignals() != 0;
 }
 
@@ -48,15 +50,13 @@ using Objects = std::vector<nb::object>;
 
 std::shared_ptr<void> share(Objects objects) {
   return std::shared_ptr<void>(new Objects(std::move(objects)), [](void* p) {
-    if (!Py_IsInitialized()) return;  // at the interpreter's end there is nothing left to release
-    nb::gil_scoped_acquire gil;
-    delete static_cast<Objects*>(p);
+    with_gil([p] { delete static_cast<Objects*>(p); });  // at the interpreter's end there is nothing left to release
   });
 }
 
 Keep keep_tensors(const CheckedCall& c) {
   return [&c] {
-    nb::gil_scoped_acquire gil;
+    GilAcquire gil;
     Objects objects;
     for (const auto* side : {&c.inputs, &c.outputs}) {
       for (const Tensor& t : *side) objects.push_back(t.owner);
@@ -76,7 +76,7 @@ CheckedCall checked(Communicator& comm, const Arguments& arguments) {
     return check_arguments(comm, arguments);
   } catch (const Error&) {
     const Operation* row = find_operation(arguments.kind);
-    nb::gil_scoped_release release;
+    GilRelease release;
     if (row != nullptr && row->collective()) comm.announce_refusal();  // a message concerns no one but its peer
     throw;
   }
@@ -94,7 +94,7 @@ std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb:
   std::shared_ptr<Work> work;
   {
     const Keep keep = keep_tensors(c);
-    nb::gil_scoped_release release;
+    GilRelease release;
     work = comm.issue(std::move(c.call), async, keep, signalled);
   }
   if (work) return work;
@@ -129,12 +129,12 @@ std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchIte
     calls.push_back(std::move(c.call));
   }
   const Keep keep = [&owners] {
-    nb::gil_scoped_acquire gil;
+    GilAcquire gil;
     return share(owners);
   };
   std::shared_ptr<Work> work;
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     work = comm.issue_batch(std::move(calls), async, keep, signalled);
   }
   return work ? work : finished_work("batch");
@@ -144,14 +144,18 @@ std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchIte
 std::function<std::string(const Signature&)> planner_of(nb::object callable) {
   auto held = share({std::move(callable)});
   return [held](const Signature& s) {
-    nb::gil_scoped_acquire gil;
-    const nb::object& planner = static_cast<Objects*>(held.get())->front();
-    try {
-      nb::bytes plan(planner(s.kind, std::string(dtype_name(s.dtype)), s.reduction, s.root, s.small, s.strict));
-      return std::string(plan.c_str(), plan.size());
-    } catch (const nb::python_error& error) {
-      throw Error(Code::kInternal, std::string("the planner failed: ") + error.what());
-    }
+    std::string encoded;
+    const bool asked = with_gil([&] {
+      const nb::object& planner = static_cast<Objects*>(held.get())->front();
+      try {
+        nb::bytes plan(planner(s.kind, std::string(dtype_name(s.dtype)), s.reduction, s.root, s.small, s.strict));
+        encoded.assign(plan.c_str(), plan.size());
+      } catch (const nb::python_error& error) {
+        throw Error(Code::kInternal, std::string("the planner failed: ") + error.what());
+      }
+    });
+    if (!asked) throw Error(Code::kAborted, "the process ends");
+    return encoded;
   };
 }
 
@@ -180,14 +184,16 @@ class PythonStore : public BootstrapStore {
  private:
   template <class F>
   static void guarded(const F& f) {
-    nb::gil_scoped_acquire gil;
-    try {
-      f();
-    } catch (const nb::python_error& error) {
-      const bool late = error.matches(PyExc_TimeoutError);
-      throw Error(late ? Code::kTimeout : Code::kInternal,
-                  std::string("the store failed: ") + nb::str(error.value()).c_str());
-    }
+    const bool asked = with_gil([&f] {
+      try {
+        f();
+      } catch (const nb::python_error& error) {
+        const bool late = error.matches(PyExc_TimeoutError);
+        throw Error(late ? Code::kTimeout : Code::kInternal,
+                    std::string("the store failed: ") + nb::str(error.value()).c_str());
+      }
+    });
+    if (!asked) throw Error(Code::kAborted, "the process ends");
   }
 
   nb::handle store_;
@@ -206,7 +212,7 @@ std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int
   config.address = address;
   config.deadline = deadline_in(timeout);
   try {
-    nb::gil_scoped_release release;
+    GilRelease release;
     return std::make_shared<BackendComm>(backend, config, python_store, signalled);
   } catch (const Error&) {
     if (PyErr_Occurred()) throw InterruptedWait();  // the user's Ctrl-C
@@ -225,6 +231,26 @@ std::tuple<std::string, std::string, int> link_address() {
   std::snprintf(hex, sizeof hex, "%016llx%016llx", static_cast<unsigned long long>(address.process.hi),
                 static_cast<unsigned long long>(address.process.lo));
   return {hex, address.host, address.port};
+}
+
+// Python lets go of a communicator. Threads of the communicator may need the GIL (for a plan, to let go of tensors):
+// whoever destroys it must not hold it, and at the interpreter's end it has to wait for the process's.
+void let_go_of(std::shared_ptr<Communicator> comm) {
+  if (comm->inherited()) return;
+  if (!interpreter_lives()) return hold_until_end(std::move(comm));
+  std::optional<GilRelease> release;
+  if (PyGILState_Check() != 0) release.emplace();
+  comm.reset();
+}
+
+// After the interpreter's end, when all handlers of the user's have run, and before statics of libraries are destroyed.
+// A thread that is parked for want of the GIL is nothing to wait for.
+void end_process() {
+  const bool parked = threads_at_gil() != 0;
+  const Deadline deadline = deadline_in(parked ? 0.2 : 5);
+  if (!parked) Device::all_gone(deadline);
+  end_communicators(deadline, !parked);
+  Link::end();
 }
 
 using Member = std::tuple<std::string, std::string, uint16_t>;  // process, host, port
@@ -256,17 +282,13 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
   config.timeout_ns = timeout > 1e9 ? 0 : static_cast<int64_t>(timeout * 1e9);
   config.latency_bytes = latency_bytes;
   config.window = window;
-  // Threads of the communicator may need the GIL (for a plan, to let go of tensors): whoever destroys it must not hold
-  // it.
-  nb::gil_scoped_release release;
-  return {new Communicator(std::move(config)), [](Communicator* comm) {
-            // At the interpreter's end the communicator's threads cannot have the GIL any more; a forked child has no
-            // such threads.
-            if (!Py_IsInitialized() || comm->inherited()) return;
-            nb::gil_scoped_acquire locked;  // with or without it before
-            nb::gil_scoped_release unlocked;
-            delete comm;
-          }};
+  std::shared_ptr<Communicator> made;
+  {
+    GilRelease release;
+    made = make_communicator(std::move(config));
+  }
+  Communicator* const address = made.get();
+  return {address, [held = std::move(made)](Communicator*) mutable { let_go_of(std::move(held)); }};
 }
 
 nb::object error_of(const Work& work) {
@@ -290,9 +312,9 @@ Seconds seconds_of(nb::handle timeout) {
 
 void wait_on_host(Work& work, const Seconds& limit) {
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     if (!work.wait(limit ? deadline_in(*limit) : 0, signalled)) {
-      nb::gil_scoped_acquire gil;
+      GilAcquire gil;
       if (PyErr_Occurred()) throw InterruptedWait();
       throw Error(Code::kTimeout, work.description() + ": not done within " + std::to_string(*limit) +
                                       " s; it goes on, wait again or abort the communicator");
@@ -306,7 +328,7 @@ void wait(Work& work, nb::handle timeout) {
   const Seconds limit = seconds_of(timeout);
   if (!limit && work.join()) {
     if (!work.done()) {
-      nb::gil_scoped_release release;  // a stream whose queue is full blocks, maybe until a thread that wants the GIL
+      GilRelease release;  // a stream whose queue is full blocks, maybe until a thread that wants the GIL
       work.join()();
     }
     work.raise();
@@ -330,14 +352,15 @@ void bind_work(nb::module_& m) {
           [](std::shared_ptr<Work> work, nb::object callback) {
             auto held = share({callback});
             Work& w = *work;
-            nb::gil_scoped_release release;
+            GilRelease release;
             w.on_done([held] {
-              nb::gil_scoped_acquire gil;
-              try {
-                static_cast<Objects*>(held.get())->front()();
-              } catch (nb::python_error& error) {
-                error.discard_as_unraisable("a callback of a Work");
-              }
+              with_gil([&held] {
+                try {
+                  static_cast<Objects*>(held.get())->front()();
+                } catch (nb::python_error& error) {
+                  error.discard_as_unraisable("a callback of a Work");
+                }
+              });
             });
           },
           "callback"_a, "Call `callback()` once the operation is done: at once, or from the thread that completes it.")
@@ -349,13 +372,13 @@ void bind_work(nb::module_& m) {
 
 int find_sender(Communicator& comm, uint32_t tag, Seconds timeout) {
   const Deadline deadline = deadline_of(comm, timeout);
-  nb::gil_scoped_release release;
+  GilRelease release;
   return comm.find_sender(tag, deadline, signalled);
 }
 
 void finalize(Communicator& comm, Seconds timeout) {
   const Deadline deadline = deadline_of(comm, timeout);
-  nb::gil_scoped_release release;
+  GilRelease release;
   comm.finalize(deadline, signalled);
 }
 
@@ -372,21 +395,20 @@ nb::list take_trace(Communicator& comm) {
 
 void bind_comm(nb::module_& m) {
   bind_work(m);
+  if (Py_AtExit(end_process) != 0)
+    throw Error(Code::kInternal, "Python has no room for what ends communicators at exit");
   m.attr("ABI") = POLYCCL_ABI;
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<Device>(m, "Device", "A device, through its backend.")
-      .def(nb::init<const Backend&, int>(), "backend"_a, "index"_a, nb::keep_alive<1, 2>())
+      .def(nb::new_([](const Backend& backend, int index) { return std::make_shared<Device>(backend, index); }),
+           "backend"_a, "index"_a)
       .def_prop_ro("index", &Device::index)
       .def_prop_ro("is_host", &Device::is_host, "True for a stand-in, whose memory is the host's.")
       .def_prop_ro("waits_for_host", &Device::has_flags,
                    "True where a stream can wait for the host: then operations of a bridge do not block.");
   nb::class_<BackendComm>(m, "BackendComm", "A communicator of a backend's library.")
-      .def("abort", &BackendComm::abort, nb::call_guard<nb::gil_scoped_release>());
-  m.def(
-      "devices_let_go", [](double seconds) { return Device::all_gone(deadline_in(seconds)); }, "seconds"_a,
-      nb::call_guard<nb::gil_scoped_release>(),
-      "Wait until the threads of devices hold no object of Python's any more; False where they still do.");
+      .def("abort", &BackendComm::abort, nb::call_guard<GilRelease>());
   m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "device"_a, "name"_a,
         "interface"_a, "address"_a, "store"_a, "timeout"_a,
         "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` "
@@ -399,9 +421,9 @@ void bind_comm(nb::module_& m) {
       .def("find_sender", &find_sender, "tag"_a, "timeout"_a = nb::none(),
            "Block until a message with this tag has come that no receive was issued for; the rank that sends it.")
       .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a = nb::none())
-      .def("announce_refusal", &Communicator::announce_refusal, nb::call_guard<nb::gil_scoped_release>(),
+      .def("announce_refusal", &Communicator::announce_refusal, nb::call_guard<GilRelease>(),
            "Where calls are checked, tell the other ranks that this rank refused its call. Does not block.")
-      .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Communicator::abort, nb::call_guard<GilRelease>())
       .def("finalize", &finalize, "timeout"_a = nb::none())
       .def_prop_ro("broken", [](const Communicator& c) { return c.failure().has_value(); })
       .def_prop_rw(

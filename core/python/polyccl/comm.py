@@ -9,10 +9,8 @@ UnsupportedOperation) has sent nothing, and the communicator stays usable.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,7 +39,6 @@ class Comm:
         self._strict = group.options.strict
         self._ends_process = group.options.abort_process_on_timeout_or_error
         self._aborted_here = False
-        _living.add(self)
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -421,9 +418,8 @@ class Comm:
         return work
 
     def _end_process_after(self, error: Exception | None) -> None:
-        """End the process if it is to, and if the error broke the communicator, other than by this rank's own abort or at exit."""
-        native = getattr(self, "_native", None)
-        if self._ends_process and not self._aborted_here and error is not None and native is not None and native.broken:
+        """End the process if it is to, and if the error broke the communicator, other than by this rank's own abort."""
+        if self._ends_process and not self._aborted_here and error is not None and self._native.broken:
             _end_process(error)
 
     def _announce_refusal(self, kind: Kind) -> None:
@@ -437,17 +433,6 @@ class Comm:
             return values
         self._native.announce_refusal()
         raise InvalidArgument(f"communicator '{self.get_name()}': a list is wanted, and {type(values).__name__} was given")
-
-
-_living: weakref.WeakSet[Comm] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Let go of all communicators while their threads can still have the interpreter."""
-    for comm in list(_living):
-        del comm._native
-    _native.devices_let_go(5.0)
 
 
 class BatchSendRecv:
