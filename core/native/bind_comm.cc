@@ -54,12 +54,17 @@ std::shared_ptr<void> share(Objects objects) {
   });
 }
 
+void append_holders(Objects& objects, const Tensor& tensor) {
+  objects.push_back(tensor.owner);
+  if (tensor.guard.is_valid()) objects.push_back(tensor.guard);
+}
+
 Keep keep_tensors(const CheckedCall& c) {
   return [&c] {
     GilAcquire gil;
     Objects objects;
     for (const auto* side : {&c.inputs, &c.outputs}) {
-      for (const Tensor& t : *side) objects.push_back(t.owner);
+      for (const Tensor& t : *side) append_holders(objects, t);
     }
     return share(std::move(objects));
   };
@@ -124,7 +129,7 @@ std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchIte
                                    tag});
     c.call.deadline = deadline;
     for (auto* side : {&c.inputs, &c.outputs}) {
-      for (Tensor& t : *side) owners.push_back(t.owner);
+      for (const Tensor& t : *side) append_holders(owners, t);
     }
     calls.push_back(std::move(c.call));
   }
