@@ -238,14 +238,14 @@ std::tuple<std::string, std::string, int> link_address() {
   return {hex, address.host, address.port};
 }
 
-// Python lets go of a communicator. Threads of the communicator may need the GIL (for a plan, to let go of tensors):
-// whoever destroys it must not hold it, and at the interpreter's end it has to wait for the process's.
-void let_go_of(std::shared_ptr<Communicator> comm) {
-  if (comm->inherited()) return;
-  if (!interpreter_lives()) return hold_until_end(std::move(comm));
+// Threads of a communicator may need the GIL (for a plan, to let go of tensors): whoever destroys it must not hold it,
+// and at the interpreter's end it has to wait for the process's.
+bool run_destruction(const std::function<void()>& destroy) {
+  if (!interpreter_lives()) return false;
   std::optional<GilRelease> release;
   if (PyGILState_Check() != 0) release.emplace();
-  comm.reset();
+  destroy();
+  return true;
 }
 
 // After the interpreter's end, when all handlers of the user's have run, and before statics of libraries are destroyed.
@@ -287,13 +287,8 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
   config.timeout_ns = timeout > 1e9 ? 0 : static_cast<int64_t>(timeout * 1e9);
   config.latency_bytes = latency_bytes;
   config.window = window;
-  std::shared_ptr<Communicator> made;
-  {
-    GilRelease release;
-    made = make_communicator(std::move(config));
-  }
-  Communicator* const address = made.get();
-  return {address, [held = std::move(made)](Communicator*) mutable { let_go_of(std::move(held)); }};
+  GilRelease release;
+  return make_communicator(std::move(config));
 }
 
 nb::object error_of(const Work& work) {
@@ -400,6 +395,7 @@ nb::list take_trace(Communicator& comm) {
 
 void bind_comm(nb::module_& m) {
   bind_work(m);
+  set_run_destruction(run_destruction);
   if (Py_AtExit(end_process) != 0)
     throw Error(Code::kInternal, "Python has no room for what ends communicators at exit");
   m.attr("ABI") = POLYCCL_ABI;

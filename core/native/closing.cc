@@ -18,8 +18,8 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::set<Communicator*> living;
-  std::vector<std::shared_ptr<Communicator>> held;  // until the end
-  std::atomic<int> apart{0};                        // threads that destroy one
+  std::vector<Communicator*> held;  // until the end
+  std::atomic<int> apart{0};        // threads that destroy one
 
   bool quiet() {
     const std::scoped_lock lock(mutex);
@@ -42,6 +42,10 @@ Registry& registry() {
 }
 
 thread_local bool worker_thread = false;
+std::atomic<RunDestruction> run_destruction{[](const std::function<void()>& destroy) {
+  destroy();
+  return true;
+}};
 
 void destroy(Communicator* communicator) {
   {
@@ -53,7 +57,12 @@ void destroy(Communicator* communicator) {
 
 void let_go(Communicator* communicator) {
   if (communicator->inherited()) return;  // its threads are the parent's
-  if (!worker_thread) return destroy(communicator);
+  if (!worker_thread) {
+    if (run_destruction.load()([communicator] { destroy(communicator); })) return;
+    const std::scoped_lock lock(registry().mutex);
+    registry().held.push_back(communicator);
+    return;
+  }
   ++registry().apart;
   try {
     std::thread([communicator] {
@@ -76,10 +85,7 @@ std::shared_ptr<Communicator> make_communicator(CommunicatorConfig config) {
 
 void mark_worker_thread() noexcept { worker_thread = true; }
 
-void hold_until_end(std::shared_ptr<Communicator> communicator) {
-  const std::scoped_lock lock(registry().mutex);
-  registry().held.push_back(std::move(communicator));
-}
+void set_run_destruction(RunDestruction run) noexcept { run_destruction = run; }
 
 void end_communicators(Deadline deadline, bool destroy) {
   Registry& all = registry();
@@ -94,12 +100,14 @@ void end_communicators(Deadline deadline, bool destroy) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (!destroy) return;
-  std::vector<std::shared_ptr<Communicator>> held;
-  {
+  const auto next = [&all]() -> Communicator* {
     const std::scoped_lock lock(all.mutex);
-    held.swap(all.held);
-  }
-  held.clear();
+    if (all.held.empty()) return nullptr;
+    Communicator* const last = all.held.back();
+    all.held.pop_back();
+    return last;
+  };
+  while (Communicator* const held = next()) polyccl::destroy(held);  // a bridge leaves those of its island
 }
 
 }  // namespace polyccl

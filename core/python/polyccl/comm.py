@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import _native, create
+from . import create
 from .errors import InvalidArgument, UnsupportedOperation
 from .operations import Kind
 from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, seconds
