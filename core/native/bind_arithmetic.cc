@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "gil.h"
 #include "reduce.h"
 #include "tensor.h"
 
@@ -97,7 +98,7 @@ void bind_reduce(nb::handle output, const std::vector<nb::object>& inputs, const
   const Operands operands(output, inputs, dtype);
   const HeldFactor factor(operands.dtype(), average, value);
   const Reduction combine = parse_reduction(reduction);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   reduce(operands.output(), operands.inputs(), operands.count(), operands.dtype(), combine, factor.get());
 }
 
@@ -105,7 +106,7 @@ void bind_scale(nb::handle output, const nb::object& input, const std::optional<
                 std::optional<double> value) {
   const Operands operands(output, {input}, dtype);
   const HeldFactor factor(operands.dtype(), average, value);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   scale(operands.output(), operands.inputs()[0], operands.count(), operands.dtype(), factor.get());
 }
 

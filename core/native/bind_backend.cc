@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "gil.h"
 #include "loader.h"
 
 namespace polyccl {
@@ -13,7 +14,7 @@ using namespace nb::literals;
 void bind_backend(nb::module_& m) {
   nb::class_<Backend>(m, "Backend",
                       "A loaded backend plugin. Lives as long as the process; make one with `Backend.load(path)`.")
-      .def_static("load", &Backend::load, "path"_a, nb::rv_policy::reference, nb::call_guard<nb::gil_scoped_release>(),
+      .def_static("load", &Backend::load, "path"_a, nb::rv_policy::reference, nb::call_guard<GilRelease>(),
                   "Load the plugin at `path`, or give the one that was loaded from that file. Raises "
                   "BackendUnavailable with the "
                   "path, what is wrong and what to do.")

@@ -14,7 +14,9 @@
 
 #include "arguments.h"
 #include "bindings.h"
+#include "closing.h"
 #include "communicator.h"
+#include "gil.h"
 #include "log.h"
 #include "transport.h"
 
@@ -41,7 +43,7 @@ Deadline deadline_of(const Communicator& comm, const Seconds& timeout) {
 
 // Whether the user pressed Ctrl-C. The exception that his handler raised stays set in the thread.
 bool signalled() {
-  nb::gil_scoped_acquire gil;
+  GilAcquire gil;
   return PyErr_CheckSignals() != 0;
 }
 
@@ -50,18 +52,21 @@ using Objects = std::vector<nb::object>;
 
 std::shared_ptr<void> share(Objects objects) {
   return std::shared_ptr<void>(new Objects(std::move(objects)), [](void* p) {
-    if (!Py_IsInitialized()) return;  // at the interpreter's end there is nothing left to release
-    nb::gil_scoped_acquire gil;
-    delete static_cast<Objects*>(p);
+    with_gil([p] { delete static_cast<Objects*>(p); });  // at the interpreter's end there is nothing left to release
   });
+}
+
+void append_holders(Objects& objects, const Tensor& tensor) {
+  objects.push_back(tensor.owner);
+  if (tensor.guard.is_valid()) objects.push_back(tensor.guard);
 }
 
 Keep keep_tensors(const CheckedCall& c) {
   return [&c] {
-    nb::gil_scoped_acquire gil;
+    GilAcquire gil;
     Objects objects;
     for (const auto* side : {&c.inputs, &c.outputs}) {
-      for (const Tensor& t : *side) objects.push_back(t.owner);
+      for (const Tensor& t : *side) append_holders(objects, t);
     }
     return share(std::move(objects));
   };
@@ -78,7 +83,7 @@ CheckedCall checked(Communicator& comm, const Arguments& arguments) {
     return check_arguments(comm, arguments);
   } catch (const Error&) {
     const Operation* row = find_operation(arguments.kind);
-    nb::gil_scoped_release release;
+    GilRelease release;
     if (row != nullptr && row->collective) comm.announce_refusal();  // a message concerns no one but its peer
     throw;
   }
@@ -96,7 +101,7 @@ std::shared_ptr<Work> issue(Communicator& comm, Kind kind, nb::handle input, nb:
   std::shared_ptr<Work> work;
   {
     const Keep keep = keep_tensors(c);
-    nb::gil_scoped_release release;
+    GilRelease release;
     work = comm.issue(std::move(c.call), async, keep, signalled);
   }
   if (work) return work;
@@ -126,17 +131,17 @@ std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchIte
                                    tag});
     c.call.deadline = deadline;
     for (auto* side : {&c.inputs, &c.outputs}) {
-      for (Tensor& t : *side) owners.push_back(t.owner);
+      for (const Tensor& t : *side) append_holders(owners, t);
     }
     calls.push_back(std::move(c.call));
   }
   const Keep keep = [&owners] {
-    nb::gil_scoped_acquire gil;
+    GilAcquire gil;
     return share(owners);
   };
   std::shared_ptr<Work> work;
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     work = comm.issue_batch(std::move(calls), async, keep, signalled);
   }
   return work ? work : finished_work("batch");
@@ -146,14 +151,18 @@ std::shared_ptr<Work> issue_batch(Communicator& comm, const std::vector<BatchIte
 std::function<std::string(const Signature&)> planner_of(nb::object callable) {
   auto held = share({std::move(callable)});
   return [held](const Signature& s) {
-    nb::gil_scoped_acquire gil;
-    const nb::object& planner = static_cast<Objects*>(held.get())->front();
-    try {
-      nb::bytes plan(planner(s.kind, std::string(dtype_name(s.dtype)), s.reduction, s.root, s.small, s.strict));
-      return std::string(plan.c_str(), plan.size());
-    } catch (const nb::python_error& error) {
-      throw Error(Code::kInternal, std::string("the planner failed: ") + error.what());
-    }
+    std::string encoded;
+    const bool asked = with_gil([&] {
+      const nb::object& planner = static_cast<Objects*>(held.get())->front();
+      try {
+        nb::bytes plan(planner(s.kind, std::string(dtype_name(s.dtype)), s.reduction, s.root, s.small, s.strict));
+        encoded.assign(plan.c_str(), plan.size());
+      } catch (const nb::python_error& error) {
+        throw Error(Code::kInternal, std::string("the planner failed: ") + error.what());
+      }
+    });
+    if (!asked) throw Error(Code::kAborted, "the process ends");
+    return encoded;
   };
 }
 
@@ -189,14 +198,16 @@ class PythonStore : public BootstrapStore {
  private:
   template <class F>
   static void guarded(const F& f) {
-    nb::gil_scoped_acquire gil;
-    try {
-      f();
-    } catch (const nb::python_error& error) {
-      const bool late = error.matches(PyExc_TimeoutError);
-      throw Error(late ? Code::kTimeout : Code::kInternal,
-                  std::string("the store failed: ") + nb::str(error.value()).c_str());
-    }
+    const bool asked = with_gil([&f] {
+      try {
+        f();
+      } catch (const nb::python_error& error) {
+        const bool late = error.matches(PyExc_TimeoutError);
+        throw Error(late ? Code::kTimeout : Code::kInternal,
+                    std::string("the store failed: ") + nb::str(error.value()).c_str());
+      }
+    });
+    if (!asked) throw Error(Code::kAborted, "the process ends");
   }
 
   nb::handle store_;
@@ -234,7 +245,7 @@ std::shared_ptr<BackendComm> create_backend_comm(Backend& backend, int rank, int
     config.transport = lend_link(std::move(link), group, std::move(descriptions));
   }
   try {
-    nb::gil_scoped_release release;
+    GilRelease release;
     return std::make_shared<BackendComm>(backend, config, python_store, signalled);
   } catch (const Error&) {
     if (PyErr_Occurred()) throw InterruptedWait();  // the user's Ctrl-C
@@ -248,6 +259,26 @@ std::tuple<std::string, std::string, int> link_address() {
   std::snprintf(hex, sizeof hex, "%016llx%016llx", static_cast<unsigned long long>(address.process.hi),
                 static_cast<unsigned long long>(address.process.lo));
   return {hex, address.host, address.port};
+}
+
+// Threads of a communicator may need the GIL (for a plan, to let go of tensors): whoever destroys it must not hold it,
+// and at the interpreter's end it has to wait for the process's.
+bool run_destruction(const std::function<void()>& destroy) {
+  if (!interpreter_lives()) return false;
+  std::optional<GilRelease> release;
+  if (PyGILState_Check() != 0) release.emplace();
+  destroy();
+  return true;
+}
+
+// After the interpreter's end, when all handlers of the user's have run, and before statics of libraries are destroyed.
+// A thread that is parked for want of the GIL is nothing to wait for.
+void end_process() {
+  const bool parked = threads_at_gil() != 0;
+  const Deadline deadline = deadline_in(parked ? 0.2 : 5);
+  if (!parked) Device::all_gone(deadline);
+  end_communicators(deadline, !parked);
+  Link::end();
 }
 
 std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank, const std::vector<Member>& members,
@@ -277,17 +308,8 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
   config.timeout_ns = timeout > 1e9 ? 0 : static_cast<int64_t>(timeout * 1e9);
   config.latency_bytes = latency_bytes;
   config.window = window;
-  // Threads of the communicator may need the GIL (for a plan, to let go of tensors): whoever destroys it must not hold
-  // it.
-  nb::gil_scoped_release release;
-  return {new Communicator(std::move(config)), [](Communicator* comm) {
-            // At the interpreter's end the communicator's threads cannot have the GIL any more; a forked child has no
-            // such threads.
-            if (!Py_IsInitialized() || comm->inherited()) return;
-            nb::gil_scoped_acquire locked;  // with or without it before
-            nb::gil_scoped_release unlocked;
-            delete comm;
-          }};
+  GilRelease release;
+  return make_communicator(std::move(config));
 }
 
 nb::object exception_of(const std::optional<Error>& error) {
@@ -303,9 +325,9 @@ Seconds seconds_of(nb::handle timeout) {
 
 void wait_on_host(Work& work, const Seconds& limit) {
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     if (!work.wait(limit ? deadline_in(*limit) : 0, signalled)) {
-      nb::gil_scoped_acquire gil;
+      GilAcquire gil;
       if (PyErr_Occurred()) throw InterruptedWait();
       throw Error(Code::kTimeout, work.description() + ": not done within " + std::to_string(*limit) +
                                       " s; it goes on, wait again or abort the communicator");
@@ -319,7 +341,7 @@ void wait(Work& work, nb::handle timeout) {
   const Seconds limit = seconds_of(timeout);
   if (!limit && work.join()) {
     if (!work.done()) {
-      nb::gil_scoped_release release;  // a stream whose queue is full blocks, maybe until a thread that wants the GIL
+      GilRelease release;  // a stream whose queue is full blocks, maybe until a thread that wants the GIL
       work.join()();
     }
     work.raise();
@@ -349,14 +371,15 @@ void bind_work(nb::module_& m) {
             }
             auto held = share({callback});
             Work& w = *work;
-            nb::gil_scoped_release release;
+            GilRelease release;
             w.on_done([held] {
-              nb::gil_scoped_acquire gil;
-              try {
-                static_cast<Objects*>(held.get())->front()();
-              } catch (nb::python_error& error) {
-                error.discard_as_unraisable("a callback of a Work");
-              }
+              with_gil([&held] {
+                try {
+                  static_cast<Objects*>(held.get())->front()();
+                } catch (nb::python_error& error) {
+                  error.discard_as_unraisable("a callback of a Work");
+                }
+              });
             });
           },
           "callback"_a.none(),
@@ -369,13 +392,13 @@ void bind_work(nb::module_& m) {
 
 int find_sender(Communicator& comm, uint32_t tag, Seconds timeout) {
   const Deadline deadline = deadline_of(comm, timeout);
-  nb::gil_scoped_release release;
+  GilRelease release;
   return comm.find_sender(tag, deadline, signalled);
 }
 
 void finalize(Communicator& comm, Seconds timeout) {
   const Deadline deadline = deadline_of(comm, timeout);
-  nb::gil_scoped_release release;
+  GilRelease release;
   comm.finalize(deadline, signalled);
 }
 
@@ -392,6 +415,9 @@ nb::list take_trace(Communicator& comm) {
 
 void bind_comm(nb::module_& m) {
   bind_work(m);
+  set_run_destruction(run_destruction);
+  if (Py_AtExit(end_process) != 0)
+    throw Error(Code::kInternal, "Python has no room for what ends communicators at exit");
   m.attr("ABI") = POLYCCL_ABI;
   m.def(
       "log", [](int level, const std::string& text) { write_log(level, "", text); }, "level"_a, "text"_a,
@@ -406,18 +432,16 @@ void bind_comm(nb::module_& m) {
   m.def("link_address", &link_address,
         "Where this process's link listens: (process id in hex, host, port). Starts the link.");
   nb::class_<Device>(m, "Device", "A device, through its backend.")
-      .def(nb::init<const Backend&, int, bool>(), "backend"_a, "index"_a, "high_priority"_a = false,
-           nb::keep_alive<1, 2>())
+      .def(nb::new_([](const Backend& backend, int index, bool high_priority) {
+             return std::make_shared<Device>(backend, index, high_priority);
+           }),
+           "backend"_a, "index"_a, "high_priority"_a = false)
       .def_prop_ro("index", &Device::index)
       .def_prop_ro("is_host", &Device::is_host, "True for a stand-in, whose memory is the host's.")
       .def_prop_ro("waits_for_host", &Device::has_flags,
                    "True where a stream can wait for the host: then operations of a bridge do not block.");
   nb::class_<BackendComm>(m, "BackendComm", "A communicator of a backend's library.")
-      .def("abort", &BackendComm::abort, nb::call_guard<nb::gil_scoped_release>());
-  m.def(
-      "devices_let_go", [](double seconds) { return Device::all_gone(deadline_in(seconds)); }, "seconds"_a,
-      nb::call_guard<nb::gil_scoped_release>(),
-      "Wait until the threads of devices hold no object of Python's any more; False where they still do.");
+      .def("abort", &BackendComm::abort, nb::call_guard<GilRelease>());
   m.def("create_backend_comm", &create_backend_comm, "backend"_a, "rank"_a, "size"_a, "device"_a, "name"_a,
         "interface"_a, "address"_a, "store"_a, "timeout"_a, "group"_a, "members"_a, "descriptions"_a, "token"_a,
         "Create a communicator of a backend's library through a store. Blocks until all ranks did, or `timeout` "
@@ -431,9 +455,9 @@ void bind_comm(nb::module_& m) {
       .def("find_sender", &find_sender, "tag"_a, "timeout"_a = nb::none(),
            "Block until a message with this tag has come that no receive was issued for; the rank that sends it.")
       .def("issue_batch", &issue_batch, "items"_a, "async_op"_a, "timeout"_a = nb::none())
-      .def("announce_refusal", &Communicator::announce_refusal, nb::call_guard<nb::gil_scoped_release>(),
+      .def("announce_refusal", &Communicator::announce_refusal, nb::call_guard<GilRelease>(),
            "Where calls are checked, tell the other ranks that this rank refused its call. Does not block.")
-      .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Communicator::abort, nb::call_guard<GilRelease>())
       .def("finalize", &finalize, "timeout"_a = nb::none())
       .def_prop_ro("broken", [](const Communicator& c) { return c.failure().has_value(); })
       .def_prop_ro(

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.h"
 #include "link/handshake.h"
 #include "link/interface.h"
 #include "link/link.h"
@@ -94,7 +95,7 @@ class GroupView {
   }
 
   void fail(const std::string& code, const std::string& text, bool tell) {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     open().fail(Error(to_code(code), text), tell);
   }
   std::optional<ErrorTuple> failure() {
@@ -164,9 +165,9 @@ bool wait_until(const std::function<bool()>& ready, double timeout_s) {
   bool interrupted = false;
   bool done = false;
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     done = Link::instance().wait(ready, deadline, [&] {
-      const nb::gil_scoped_acquire acquire;
+      const GilAcquire acquire;
       return interrupted = PyErr_CheckSignals() != 0;
     });
   }
@@ -217,10 +218,6 @@ std::string_view to_view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.
 
 void bind_link(nb::module_& module) {
   nb::module_ m = module.def_submodule("link", "The transport between processes, for tests and diagnosis.");
-  // Peers are to see an orderly end; at Python's exit all that a callback may need is still there.
-  nb::module_::import_("atexit").attr("register")(
-      nb::cpp_function(&Link::end, nb::call_guard<nb::gil_scoped_release>()));
-
   nb::class_<LinkRequest>(m, "LinkRequest", "A message on its way.")
       .def_prop_ro("done", &LinkRequest::done)
       .def_prop_ro("error", [](const LinkRequest& request) -> std::optional<ErrorTuple> {
@@ -234,7 +231,7 @@ void bind_link(nb::module_& module) {
       .def("fail", &GroupView::fail, nb::arg("code"), nb::arg("text"), nb::arg("tell"))
       .def("failure", &GroupView::failure)
       .def("connect", &GroupView::connect, nb::arg("peers"))
-      .def("close", &GroupView::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &GroupView::close, nb::call_guard<GilRelease>())
       .def("lend", &GroupView::lend,
            "The address of a polyccl_transport over this group, for driving a plugin; valid until close().")
       .def("late_mismatches", &GroupView::late_mismatches);
@@ -246,10 +243,10 @@ void bind_link(nb::module_& module) {
   m.def("wait", &wait, nb::arg("requests"), nb::arg("timeout_s"), "Blocks until all are done; False at the deadline.");
   m.def("wait_failure", &wait_failure, nb::arg("group"), nb::arg("timeout_s"));
   m.def(
-      "progress", [] { Link::instance().progress(); }, nb::call_guard<nb::gil_scoped_release>());
+      "progress", [] { Link::instance().progress(); }, nb::call_guard<GilRelease>());
   m.def("wake", [] { Link::instance().wake(); });
   m.def(
-      "shutdown", [] { Link::instance().shutdown(); }, nb::call_guard<nb::gil_scoped_release>());
+      "shutdown", [] { Link::instance().shutdown(); }, nb::call_guard<GilRelease>());
   m.def(
       "set_connect_timeout", [](double seconds) { Link::instance().set_connect_timeout(std::llround(seconds * 1e9)); },
       nb::arg("seconds"));

@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "closing.h"
 #include "log.h"
 #include "transport.h"
 
@@ -55,7 +56,11 @@ Communicator::Communicator(CommunicatorConfig config)
   // fail() ends everything.
   const auto fail_apart = [this](const Error& error) {
     std::scoped_lock lock(failure_mutex_);
-    if (!closing_ && !failure_ && !reaper_.joinable()) reaper_ = std::thread([this, error] { fail(error, true); });
+    if (!closing_ && !failure_ && !reaper_.joinable())
+      reaper_ = std::thread([this, error] {
+        mark_worker_thread();
+        fail(error, true);
+      });
   };
   group_->on_failure(fail_apart);
   group_->on_late_mismatch([fail_apart](int, const Tag& tag, const Error& error) {
@@ -146,12 +151,26 @@ void Communicator::settle() {
   }
 }
 
-void Communicator::abort() { fail(Error(Code::kAborted, member(rank()) + " aborted the communicator"), true); }
+void Communicator::end() {
+  finalized_ = true;
+  if (!idle()) fail(Error(Code::kAborted, "the process ended"), false);
+}
+
+void Communicator::abort() {
+  if (inherited()) return;
+  fail(Error(Code::kAborted, member(rank()) + " aborted the communicator"), true);
+}
+
+// Before any lock: a thread that is not in the child may have held it at the fork.
+void Communicator::require_not_inherited(const std::string& operation) const {
+  if (!inherited()) return;
+  throw Error(Code::kInternal, where(operation) +
+                                   ": the communicator belongs to the parent process and does not survive fork(); "
+                                   "create one in the child");
+}
 
 void Communicator::require_usable(const std::string& operation) const {
-  if (inherited()) {
-    throw Error(Code::kInternal, where(operation) + ": communicators do not survive fork(); create one in the child");
-  }
+  require_not_inherited(operation);
   if (finalized_)
     throw Error(Code::kInvalidArgument, where(operation) + ": the communicator was finalized; create a new one");
   if (auto error = failure()) {
@@ -318,8 +337,10 @@ std::shared_ptr<Execution> Communicator::make_execution(Call call) {
 
 std::shared_ptr<Work> Communicator::issue(Call call, bool async, const Keep& keep, const Interrupted& interrupted) {
   if (!call.row->collective) return issue_batch({std::move(call)}, async, keep, interrupted);
+  const std::string operation(call.row->name);
+  require_not_inherited(operation);
   std::scoped_lock turn(issue_mutex_);
-  require_usable(std::string(call.row->name));
+  require_usable(operation);
   auto e = make_execution(std::move(call));
   const auto scope = agreement_scope();
   const bool native = runs_native(e->call);
@@ -397,7 +418,7 @@ std::shared_ptr<Work> Communicator::start(const std::shared_ptr<Execution>& e, b
     return nullptr;
   }
   e->work = std::make_shared<Work>(operation, e->call.deadline);
-  e->work->keep_alive(kept(keep));
+  e->work->keep_alive(kept(keep), shared_from_this());
   auto work = e->work;
   const UserStream stream = e->call.stream;
   executor_->enqueue(e);
@@ -465,6 +486,7 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
   std::shared_ptr<void> staged;
   const UserStream stream = calls[0].stream;
   const std::string operation = calls.size() == 1 ? std::string(calls[0].row->name) : "batch";
+  require_not_inherited(operation);
   {
     std::scoped_lock turn(issue_mutex_);
     require_usable(operation);
@@ -486,7 +508,7 @@ std::shared_ptr<Work> Communicator::issue_batch(std::vector<Call> calls, bool as
   }
   if (async) {
     e->work = std::make_shared<Work>(operation, e->call.deadline);
-    e->work->keep_alive(kept(keep));
+    e->work->keep_alive(kept(keep), shared_from_this());
     auto work = e->work;
     if (staged) e->may_start = [device = config_.device, staged] { return device->reached(staged.get()); };
     executor_->enqueue_messages(e);
@@ -592,7 +614,7 @@ void Communicator::run_messages(const std::vector<Message>& messages, Dtype dtyp
 // ---- the end -------------------------------------------------------------------------------------------------------
 
 void Communicator::announce_refusal() {
-  if (!config_.check || size() == 1 || broken_ || finalized_) return;
+  if (!config_.check || size() == 1 || broken_ || finalized_ || inherited()) return;
   std::scoped_lock turn(issue_mutex_);
   auto e = std::make_shared<Execution>();
   e->call.row = find_operation(POLYCCL_KIND_BARRIER);
@@ -610,6 +632,7 @@ void Communicator::announce_refusal() {
 }
 
 void Communicator::finalize(Deadline deadline, const Interrupted& interrupted) {
+  require_not_inherited("finalize");
   std::scoped_lock turn(issue_mutex_);
   if (finalized_.exchange(true)) throw Error(Code::kInvalidArgument, where("finalize") + ": it was finalized already");
   const auto quiet = [this] { return executor_->idle() || failure().has_value(); };

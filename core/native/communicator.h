@@ -5,8 +5,6 @@
 // lane).
 #pragma once
 
-#include <unistd.h>
-
 #include <array>
 #include <functional>
 #include <list>
@@ -22,6 +20,7 @@
 #include "call.h"
 #include "device.h"
 #include "executor.h"
+#include "fork.h"
 #include "link/link.h"
 #include "loader.h"
 #include "plan.h"
@@ -66,7 +65,7 @@ struct CommunicatorConfig {
 // Makes what keeps a call's memory alive; asked where the call outlives its caller's frame.
 using Keep = std::function<std::shared_ptr<void>()>;
 
-class Communicator : private Legs {
+class Communicator : public std::enable_shared_from_this<Communicator>, private Legs {
  public:
   explicit Communicator(CommunicatorConfig config);
   ~Communicator() override;
@@ -85,6 +84,12 @@ class Communicator : private Legs {
   // Under POLYCCL_CHECK: tell the others that this rank refused its call.
   void announce_refusal();
 
+  // The process ends: end what is on its way, here alone. Does not wait for it. Nothing can be issued afterwards.
+  void end();
+
+  // True if no operation is in the lanes.
+  bool idle() const { return executor_->idle(); }
+
   // End everything, from any thread, in bounded time, any number of times. Works end with kAborted; so do the other
   // ranks'.
   void abort();
@@ -92,8 +97,8 @@ class Communicator : private Legs {
   // Wait for what was issued; nothing can be issued afterwards.
   void finalize(Deadline deadline, const Interrupted& interrupted);
 
-  // True in a process that fork() made: nothing but destruction is possible there, and destruction must not happen.
-  bool inherited() const { return getpid() != process_; }
+  // True in a forked child: its threads and connections are the parent's, so that it must not even be destroyed.
+  bool inherited() const { return made_.inherited(); }
 
   std::optional<Error> failure() const override;
   bool memory_in_use() const override;
@@ -164,13 +169,14 @@ class Communicator : private Legs {
                               const Interrupted& interrupted);
   void await(Work& work, const Interrupted& interrupted);
   Error located(const Error& error, const std::string& operation) const;
+  void require_not_inherited(const std::string& operation) const;
   void require_usable(const std::string& operation) const;
   std::shared_ptr<Execution> message_execution(std::vector<Call> calls);
 
   std::vector<int> neighbours() const;
 
   CommunicatorConfig config_;
-  const pid_t process_ = getpid();
+  const Birthplace made_;
   std::atomic<int64_t> timeout_ns_;
   std::vector<std::atomic<uint64_t>> payload_;  // by peer
   std::vector<int> island_rank_;                // of each rank, in its own island

@@ -129,7 +129,7 @@ std::shared_ptr<Work> Communicator::issue_on_stream(const Call& call, std::vecto
   watch->call.row = call.row;
   watch->call.deadline = call.deadline;
   watch->work = std::make_shared<Work>(operation, call.deadline);
-  watch->work->keep_alive(kept(keep));
+  watch->work->keep_alive(kept(keep), shared_from_this());
   if (async) {
     watch->work->set_join(
         [keep = config_.device, done, from = call.stream] { keep->wait(joining_stream(*keep, from), done.get()); });

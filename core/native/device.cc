@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "closing.h"
+
 namespace polyccl {
 namespace {
 
@@ -24,7 +26,10 @@ std::atomic<pid_t> holder{0};  // the process whose threads have it: a forked ch
 class Device::Bin {
  public:
   Bin() {
-    std::thread([state = state_] { state->serve(); }).detach();
+    std::thread([state = state_] {
+      mark_worker_thread();
+      state->serve();
+    }).detach();
   }
   ~Bin() {
     if (getpid() != process_) return;  // a forked child has no such thread, and may find the lock taken

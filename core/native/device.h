@@ -14,7 +14,7 @@ namespace polyccl {
 // How long what was enqueued may take to end once an operation has failed; beyond that the device hangs.
 inline constexpr int64_t kSettleNs = 10'000'000'000;
 
-class Device {
+class Device : public std::enable_shared_from_this<Device> {
  public:
   // `backend` must have a device table. Its streams get the highest priority with `high_priority`, else the lowest.
   // Throws kUnsupportedOperation where the table lacks what staging needs.

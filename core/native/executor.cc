@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "call_thread.h"
+#include "closing.h"
 #include "cross_lane.h"
 #include "fingerprint.h"
 #include "pieces.h"
@@ -444,7 +445,10 @@ void Executor::start_lanes(const Execution& e) {
       const auto lane = static_cast<Lane>(number);
       auto& thread = threads_[static_cast<size_t>(number)];
       if (thread.joinable() || !needs(lane)) continue;
-      thread = std::thread([this, lane] { lane == Lane::kCross ? cross_lane() : local_lane(lane); });
+      thread = std::thread([this, lane] {
+        mark_worker_thread();
+        lane == Lane::kCross ? cross_lane() : local_lane(lane);
+      });
     }
   } catch (const std::system_error& error) {
     throw legs_.fail(Error(Code::kInternal, std::string(e.call.row->name) + ": the system starts no more threads (" +

@@ -88,7 +88,7 @@ struct CommConfig {
 // The calls of a backend that may hang (POLYCCL_FLAG_MAY_HANG) are made on a thread of the communicator's own. Where
 // one is not over by its deadline, or when abort() is called, it is given up: run() throws, the plugin's communicator
 // is never touched again, and what the call was given must stay (memory_in_use()).
-class BackendComm {
+class BackendComm : public std::enable_shared_from_this<BackendComm> {
  public:
   // Blocks; throws Error. `interrupted` is asked now and then where the backend may hang, and ends the wait.
   BackendComm(Backend& backend, const CommConfig& config, BootstrapStore& store,

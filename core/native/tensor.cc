@@ -77,6 +77,8 @@ struct TypeEntry {
   nb::object wait;             // AsyncCollectiveTensor: the method that waits and unwraps
   nb::object is_neg, is_conj;  // torch: what DLPack does not show
   nb::object int8, uint8;      // torch: the two types of 8 bits
+  nb::object storage;          // torch: the method that gives the storage
+  nb::object array;            // NumPy: ndarray
   bool torch = false;
 };
 
@@ -106,11 +108,16 @@ TypeEntry describe(nb::handle type) {
   if (const nb::object torch = loaded_module("torch"); !torch.is_none() && nb::hasattr(torch, "Tensor")) {
     entry.torch = is_subclass(type, torch.attr("Tensor"));
   }
+  if (const nb::object numpy = loaded_module("numpy"); !numpy.is_none() && nb::hasattr(numpy, "ndarray")) {
+    const nb::object array = numpy.attr("ndarray");
+    if (is_subclass(type, array)) entry.array = array;
+  }
   if (!entry.torch) return entry;
   entry.is_neg = type.attr("is_neg");
   entry.is_conj = type.attr("is_conj");
   entry.int8 = loaded_module("torch").attr("int8");
   entry.uint8 = loaded_module("torch").attr("uint8");
+  entry.storage = type.attr("untyped_storage");
   // Where torch.distributed is not loaded, nothing can be of this class.
   const nb::object collectives = loaded_module("torch.distributed._functional_collectives");
   if (!collectives.is_none() && nb::hasattr(collectives, "AsyncCollectiveTensor") &&
@@ -256,12 +263,14 @@ void read_view(Tensor& tensor, const dlpack::View& view, Access access, const Su
   tensor.device_index = tensor.device_type == dlpack::kCpu ? 0 : view.device.index;
 }
 
-bool says(const nb::object& method, nb::handle object) {
+nb::object call(const nb::object& method, nb::handle object) {
   PyObject* argument = object.ptr();
-  const nb::object answer = nb::steal(PyObject_Vectorcall(method.ptr(), &argument, 1, nullptr));
+  nb::object answer = nb::steal(PyObject_Vectorcall(method.ptr(), &argument, 1, nullptr));
   if (!answer.is_valid()) throw nb::python_error();
-  return answer.ptr() == Py_True;
+  return answer;
 }
+
+bool says(const nb::object& method, nb::handle object) { return call(method, object).ptr() == Py_True; }
 
 // torch conjugates and negates lazily, by a bit that DLPack drops and that floats and complex numbers can have. It also
 // shows torch.int4, uint2 and their like as the integers of 8 bits that they are stored in.
@@ -280,6 +289,28 @@ void check_hidden_state(const TypeEntry& entry, Dtype dtype, const Subject& subj
                           "); pass its .view(torch.uint8) to move its bytes");
     }
   }
+}
+
+// ---- What keeps the memory
+
+// torch lets a tensor change to other memory (`set_()`, `.data = `), and its own DLPack capsules change with it: only
+// the storage stays what it is. `untyped_storage().resize_()` frees it all the same, as under c10d.
+nb::object storage_of(const TypeEntry& entry, const Subject& subject) {
+  try {
+    return call(entry.storage, subject.object);
+  } catch (nb::python_error& error) {
+    refuse_export(subject, error);
+  }
+}
+
+// NumPy's `resize(refcheck=False)` frees an array's memory under those who use it, unless somebody has a weak reference
+// to the array that owns it.
+nb::object resize_guard(const TypeEntry& entry, nb::handle array) {
+  nb::object owner = nb::borrow(array);
+  for (nb::object base = owner.attr("base"); nb::isinstance(base, entry.array); base = owner.attr("base")) owner = base;
+  nb::object guard = nb::steal(PyWeakref_NewRef(owner.ptr(), nullptr));
+  if (!guard.is_valid()) throw nb::python_error();
+  return guard;
 }
 
 // ---- The ways in
@@ -320,7 +351,7 @@ Tensor by_exchange(const TypeEntry& entry, Access access, const Subject& subject
     }
     device = view.device;
     read_view(tensor, view, access, subject);
-    tensor.owner = nb::borrow(subject.object);
+    tensor.owner = entry.torch && tensor.count != 0 ? storage_of(entry, subject) : nb::borrow(subject.object);
   } else {
     dlpack::ManagedTensorVersioned* managed = nullptr;
     if (entry.api->managed_from_object(subject.object.ptr(), &managed) != 0) {
@@ -385,6 +416,8 @@ Tensor by_capsule(const TypeEntry& entry, Access access, const Subject& subject)
     refuse(subject, "gives no DLPack capsule from __dlpack__(); pass a torch tensor or a NumPy array");
   }
   check_hidden_state(entry, tensor.dtype, subject);
+  if (entry.torch && tensor.count != 0) tensor.guard = storage_of(entry, subject);
+  if (entry.array.is_valid()) tensor.guard = resize_guard(entry, subject.object);
   return tensor;
 }
 

@@ -15,8 +15,8 @@ namespace polyccl {
 
 namespace nb = nanobind;
 
-// One tensor's memory. Holds a reference to the Python object (and the DLPack capsule's memory), so it must be
-// destroyed with the GIL.
+// One tensor's memory. Holds references to the Python objects that keep it where it is, so it must be destroyed with the
+// GIL.
 struct Tensor {
   void* data = nullptr;
   uint64_t count = 0;  // elements
@@ -27,7 +27,8 @@ struct Tensor {
   void* stream = nullptr;  // current stream of the device, where the exchange API gives it
   // Gives the stream that is current when it is called; null where the exchange API does not say.
   int (*current_stream)(int32_t device_type, int32_t device_index, void** stream) = nullptr;
-  nb::object owner;
+  nb::object owner;  // keeps the memory
+  nb::object guard;  // keeps its owner from giving the memory away; may be null
   size_t bytes() const { return count * dtype_size(dtype); }
 };
 

@@ -8,12 +8,19 @@
 namespace polyccl {
 
 std::optional<Error> Work::error() const {
+  if (made_.inherited() && !done_) {  // and the lock may be held by a thread that is not here
+    return Error(Code::kInternal,
+                 description_ +
+                     ": it was on its way when this process was forked, and belongs to the parent process; "
+                     "create a communicator in the child");
+  }
   std::scoped_lock lock(mutex_);
   return error_;
 }
 
 bool Work::wait(Deadline deadline, const std::function<bool()>& interrupted) const {
   constexpr int64_t kSlice = 100'000'000;
+  if (done()) return true;
   std::unique_lock lock(mutex_);
   while (!done()) {
     int64_t left = kSlice;
@@ -34,7 +41,7 @@ void Work::raise() const {
 }
 
 void Work::on_done(std::function<void()> callback) {
-  {
+  if (!made_.inherited()) {
     std::scoped_lock lock(mutex_);
     if (!done()) {
       callbacks_.push_back(std::move(callback));
@@ -51,13 +58,14 @@ void Work::keep_forever() {
 
 void Work::complete(std::optional<Error> error) {
   std::vector<std::function<void()>> callbacks;
-  std::shared_ptr<void> kept;
+  std::shared_ptr<void> kept, communicator;
   {
     std::scoped_lock lock(mutex_);
     if (done()) return;
     error_ = std::move(error);
     callbacks.swap(callbacks_);
     kept.swap(kept_);
+    communicator.swap(communicator_);
     done_.store(true, std::memory_order_release);
     // Under the lock: a waiter that sees `done` may destroy this object at once.
     changed_.notify_all();

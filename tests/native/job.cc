@@ -126,7 +126,7 @@ std::shared_ptr<Communicator> Job::plain(const std::vector<int>& members, const 
     FolderStore bootstrap = store(name);
     made.native = std::make_shared<BackendComm>(*library_, own, bootstrap);
   }
-  return std::make_shared<Communicator>(std::move(made));
+  return make_communicator(std::move(made));
 }
 
 std::shared_ptr<Communicator> Job::communicator(const std::string& name, bool check, int64_t patience) {
@@ -147,7 +147,7 @@ std::shared_ptr<Communicator> Job::communicator(const std::string& name, bool ch
     made.island[0] = plain(*mine, label + ".pre", wanted);
     made.island[1] = made.overlap ? plain(*mine, label + ".post", wanted) : made.island[0];
   }
-  return std::make_shared<Communicator>(std::move(made));
+  return make_communicator(std::move(made));
 }
 
 }  // namespace polyccl::native_test

@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-islands", action="store_true", help="run torch's tests on all islands, and inductor, instead of a sample"
     )
+    parser.addoption("--all-calls", action="store_true", help="look for leaks after ten thousand calls of each kind, not hundreds")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -165,9 +165,6 @@ class BackendComm:
 
     def abort(self) -> None: ...
 
-def devices_let_go(seconds: float) -> bool:
-    """Wait until the threads of devices hold no object of Python's any more; False where they still do."""
-
 def create_backend_comm(
     backend: Backend,
     rank: int,

@@ -9,15 +9,13 @@ UnsupportedOperation) has sent nothing, and the communicator stays usable.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import _native, arguments, completion, create
+from . import arguments, create
 from .arguments import Timeout
 from .errors import InvalidArgument, UnsupportedOperation
 from .graphs import untraced
@@ -52,7 +50,6 @@ class Comm:
         self._ends_process = group.options.abort_process_on_timeout_or_error
         self._aborted_here = False
         self._companion: Comm | None = None
-        _living.add(self)
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -512,22 +509,9 @@ class Comm:
         return work
 
     def _end_process_after(self, error: Exception | None) -> None:
-        """End the process if it is to, and if the error broke the communicator, other than by this rank's own abort or at exit."""
-        native = getattr(self, "_native", None)
-        if self._ends_process and not self._aborted_here and error is not None and native is not None and native.broken:
+        """End the process if it is to, and if the error broke the communicator, other than by this rank's own abort."""
+        if self._ends_process and not self._aborted_here and error is not None and self._native.broken:
             _end_process(error)
-
-
-_living: weakref.WeakSet[Comm] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Let go of all communicators while their threads can still have the interpreter."""
-    for comm in list(_living):
-        del comm._native
-    _native.devices_let_go(5.0)
-    completion.settle(2.0)
 
 
 @untraced

@@ -7,6 +7,7 @@ Threads start when they are needed and end when they are idle.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -202,5 +203,6 @@ def settle(seconds: float) -> bool:
 _here = _Here()
 _threads = _Threads()
 os.register_at_fork(after_in_child=_threads.__init__)  # type: ignore[misc]  # a child has none of the threads
+atexit.register(settle, 2.0)  # callbacks of what has completed may end
 
 __all__ = ["Queue", "queue_here", "settle"]

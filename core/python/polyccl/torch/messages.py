@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..deadlines import bounded
-from ..errors import CommTimeout
+from ..errors import CommError, CommTimeout
 from ..graphs import untraced
 from .work import Work
 
@@ -27,7 +28,9 @@ class FromAnyone:
 
     def __init__(self, comm: Comm, tensor: torch.Tensor, tag: int, after: FromAnyone | None) -> None:
         self.source = -1
-        self._comm, self._tensor, self._tag, self._after = comm, tensor, tag, after
+        self._comm, self._tag, self._after = comm, tag, after
+        self._tensor: torch.Tensor | None = tensor  # until it is the operation that holds it
+        self._process = os.getpid()
         self._work: NativeWork | None = None
         self._error: Exception | None = None
         self._matched = threading.Event()
@@ -44,6 +47,7 @@ class FromAnyone:
             self._work = self._comm.recv(self._tensor, self.source, True, tag=self._tag)
         except Exception as error:  # whatever it is, who waits must learn of it
             self._error = error
+        self._tensor = None
         with self._lock:
             self._matched.set()
         for callback in self._callbacks:
@@ -58,6 +62,7 @@ class FromAnyone:
     def wait(self, timeout: float | None = None) -> None:
         """As the native work's."""
         began = time.monotonic()
+        self._give_up_in_child()
         if not self._matched.wait(None if timeout is None else bounded(timeout)):
             raise CommTimeout(f"recv from any rank on communicator '{self._comm.get_name()}': nothing came within {timeout} s")
         if self._error is not None:
@@ -65,12 +70,22 @@ class FromAnyone:
         if self._work is not None:
             self._work.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began)))
 
+    def _give_up_in_child(self) -> None:
+        """In a forked child, where no thread waits for the message, end with an error that says so."""
+        if os.getpid() != self._process and not self._matched.is_set():
+            self._error = CommError(
+                f"recv from any rank on communicator '{self._comm.get_name()}': it was on its way when this process was forked, "
+                "and belongs to the parent process; create a communicator in the child"
+            )
+            self._matched.set()
+
     def wait_blocking(self) -> None:
         """As the native work's."""
         self.wait()
 
     def is_completed(self) -> bool:
         """As the native work's."""
+        self._give_up_in_child()
         return self._matched.is_set() and (self._work is None or self._work.is_completed())
 
     def exception(self) -> Exception | None:

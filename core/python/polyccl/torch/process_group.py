@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -66,7 +67,8 @@ class ProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._ended = False
         self._together: list[Work] | None = None  # between the start and the end of coalescing
         self._batch: Batch | None = None  # while messages are gathered
-        self._anyone: dict[int, FromAnyone] = {}  # by tag: the newest receive from any rank
+        # By tag: the newest receive from any rank, for as long as it waits or somebody has it.
+        self._anyone: WeakValueDictionary[int, FromAnyone] = WeakValueDictionary()
         self._backend = Backend(self)
         self._queue = Queue()
         device = torch.device(comm._group.device.replace("hip", "cuda"))
