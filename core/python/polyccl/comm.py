@@ -20,7 +20,7 @@ from . import _native, create
 from .deadlines import seconds
 from .errors import InvalidArgument, UnsupportedOperation
 from .operations import Kind
-from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict
+from .options import CALL_HINTS, CommOptions, Timeout, check_hints, is_strict, lasting
 from .reduce_op import ReduceOp
 from .trace import TraceEvent, read_event
 
@@ -323,7 +323,7 @@ class Comm:
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the default timeout of operations that are issued from now on; None gives back the one of creation."""
-        self._native.timeout = self._group.options.timeout if timeout is None else seconds(timeout)
+        self._native.timeout = self._group.options.timeout if timeout is None else lasting(timeout)
 
     def set_hints(self, hints: Mapping[str, str]) -> None:
         """Set hints for operations from now on; on all ranks alike. Only those that operations take."""

@@ -23,7 +23,7 @@ from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOp
 from .meeting import Failure, Meeting
 from .operations import Kind, Reduction
 from .options import HINTS as KNOWN_HINTS
-from .options import WINDOW, CommOptions, Timeout, check_hints, creation_timeout, make_options
+from .options import WINDOW, CommOptions, Timeout, check_hints, lasting, make_options
 from .planner import planner
 from .planner.staging import Memory
 from .planner.task import Request
@@ -178,7 +178,7 @@ def split(
     if hints is not None:
         options = replace(options, hints={**options.hints, **check_hints(hints, KNOWN_HINTS)})
     if timeout is not None:
-        options = replace(options, timeout=creation_timeout(timeout))
+        options = replace(options, timeout=lasting(timeout))
     # The list is in the key: groups of one split do not meet, and ranks that disagree about theirs time out with a text.
     digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
     store = PrefixStore(parent.store, f"split{number}/{digest}")

@@ -79,7 +79,7 @@ def make_options(
     """Options from arguments, else from the environment. Raises InvalidArgument for values that are none."""
     abort = abort_process_on_timeout_or_error
     return CommOptions(
-        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else creation_timeout(timeout),
+        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else lasting(timeout),
         abort_process_on_timeout_or_error=environment.flag("POLYCCL_ABORT_ON_ERROR") if abort is None else bool(abort),
         check=environment.flag("POLYCCL_CHECK"),
         hints=check_hints(hints, HINTS),
@@ -88,13 +88,12 @@ def make_options(
     )
 
 
-def creation_timeout(timeout: timedelta | float) -> float:
-    """Return the timeout of a communicator in seconds. Raises InvalidArgument if it leaves no time to meet the other ranks."""
+def lasting(timeout: timedelta | float) -> float:
+    """Return a communicator's timeout in seconds. Raises InvalidArgument if it leaves its operations no time at all."""
     value = seconds(timeout)
     if value == 0:
         raise InvalidArgument(
-            f"the timeout of a communicator is {timeout!r}: it bounds the creation too and must be more than 0; use "
-            "float('inf') to wait without limit"
+            f"the timeout of a communicator is {timeout!r}; it must be more than 0: use float('inf') to wait without limit"
         )
     return value
 
@@ -134,7 +133,7 @@ __all__ = [
     "CommOptions",
     "Timeout",
     "check_hints",
-    "creation_timeout",
     "is_strict",
+    "lasting",
     "make_options",
 ]
