@@ -29,10 +29,16 @@ namespace {
 
 using Seconds = std::optional<double>;
 
+constexpr double kForever = 1e9;  // seconds; beyond it nanoseconds might not fit
+
 Deadline deadline_in(double seconds) {
   if (!(seconds >= 0)) throw Error(Code::kInvalidArgument, "a timeout must be a number of seconds, at least 0");
-  constexpr double kForever = 1e9;  // seconds; beyond it nanoseconds might not fit
   return seconds > kForever ? 0 : now_ns() + static_cast<int64_t>(std::ceil(seconds * 1e9));
+}
+
+// A communicator's default timeout in nanoseconds; 0, which no number of seconds becomes otherwise, is none.
+int64_t standard_timeout(double seconds) {
+  return seconds > kForever ? 0 : std::max<int64_t>(1, static_cast<int64_t>(std::ceil(seconds * 1e9)));
 }
 
 Deadline deadline_of(const Communicator& comm, const Seconds& timeout) {
@@ -305,7 +311,7 @@ std::shared_ptr<Communicator> create(std::string name, uint64_t group, int rank,
   config.overlap = overlap;
   config.planner = planner_of(std::move(planner));
   config.check = check;
-  config.timeout_ns = timeout > 1e9 ? 0 : static_cast<int64_t>(timeout * 1e9);
+  config.timeout_ns = standard_timeout(timeout);
   config.latency_bytes = latency_bytes;
   config.window = window;
   GilRelease release;
@@ -465,9 +471,7 @@ void bind_comm(nb::module_& m) {
           "What broke it, as an exception; None while it works.")
       .def_prop_rw(
           "timeout", [](const Communicator& c) { return static_cast<double>(c.timeout_ns()) / 1e9; },
-          [](Communicator& c, double seconds) {
-            c.set_timeout(seconds > 1e9 ? 0 : static_cast<int64_t>(seconds * 1e9));
-          })
+          [](Communicator& c, double seconds) { c.set_timeout(standard_timeout(seconds)); })
       .def("is_native", &Communicator::is_native, "kind"_a, "dtype"_a, "reduction"_a)
       .def("payload_sent", &Communicator::payload_sent)
       .def(

@@ -125,14 +125,24 @@ for length in (float("inf"), 1e300, 10**30, 10**400, datetime.timedelta.max, dat
     comm = polyccl.new_comm("auto", "cpu", "long", store=FileStore(directory), rank=rank, size=size, timeout=length)
     comm.barrier()
     comm.split(list(range(size)), "part").barrier(timeout=length)
+    comm.barrier(async_op=True).wait(length)
+    comm.set_timeout(length)
+    comm.barrier()
     comm.finalize(timeout=length)
-for length in (0, -1, float("nan"), "soon", True):
-    try:
-        polyccl.new_comm("auto", "cpu", "none", store=FileStore(directory), rank=rank, size=size, timeout=length)
-    except polyccl.InvalidArgument as error:
-        assert "timeout" in str(error), error
-    else:
-        raise AssertionError(length)
+comm = polyccl.new_comm("auto", "cpu", "last", store=FileStore(directory), rank=rank, size=size, timeout=30)
+for length in (0, -1, -(10**400), float("nan"), "soon", True):
+    for call in (
+        lambda: polyccl.new_comm("auto", "cpu", "none", store=FileStore(directory), rank=rank, size=size, timeout=length),
+        lambda: comm.split(list(range(size)), "none", timeout=length),
+        lambda: comm.set_timeout(length),
+    ):
+        try:
+            call()
+        except polyccl.InvalidArgument as error:
+            assert "timeout" in str(error), error
+        else:
+            raise AssertionError(length)
+comm.barrier()
 print("all of them")
 """
 

@@ -24,9 +24,16 @@ SHAPE = Shape("host=2,host=1")
 needs_torch = pytest.mark.skipif("not __import__('importlib.util').util.find_spec('torch')", reason="torch is not installed")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+_RESERVED: list[socket.socket] = []
+
+
+def reserve_port() -> int:
+    """A port for a server to come: bound here until the end, so that nobody else gets it, in the way that lets one listen."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _RESERVED.append(holder)
+    return int(holder.getsockname()[1])
 
 
 def over_store(rank: int, kind: str, directory: str, port: int) -> None:
@@ -55,7 +62,7 @@ def over_store(rank: int, kind: str, directory: str, port: int) -> None:
 @needs_torch
 @pytest.mark.parametrize("kind", ["torch tcp", "torch prefix", "torch file"])
 def test_a_store_of_torch_serves(jobs: SharedPool, directory: str, kind: str) -> None:
-    jobs.each(over_store, 3, kind, directory, free_port())
+    jobs.each(over_store, 3, kind, directory, reserve_port())
 
 
 def test_polyccls_own_stores_serve(jobs: SharedPool, directory: str) -> None:
@@ -117,7 +124,7 @@ def run_ranks(environments: list[dict[str, str]]) -> list[str]:
 
 @needs_torch
 def test_torchruns_environment_is_enough() -> None:
-    port = str(free_port())
+    port = str(reserve_port())
     environments = [
         clean_environment(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         for rank in range(2)
@@ -129,7 +136,16 @@ def test_torchruns_environment_is_enough() -> None:
 def test_torchrun_itself_starts_a_job(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), str(script)]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(reserve_port()),
+        str(script),
+    ]
     done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank \d of 2", done.stdout)) == ["rank 0 of 2", "rank 1 of 2"]
@@ -143,7 +159,7 @@ def test_a_file_store_in_the_environment_is_enough(directory: str) -> None:
 
 
 def test_rank_0_may_host_the_store() -> None:
-    store = f"tcp://127.0.0.1:{free_port()}?host=rank0"
+    store = f"tcp://127.0.0.1:{reserve_port()}?host=rank0"
     environments = [
         clean_environment(OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE="2", POLYCCL_STORE=store) for rank in range(2)
     ]

@@ -22,6 +22,17 @@ from polyccl import tcp_server, tcp_store
 from polyccl.errors import CommError, CommTimeout, InvalidArgument, PeerLost
 from polyccl.store import FileStore, MemoryStore, PrefixStore, Store, TcpServer, TcpStore, default_store, wrap
 
+_RESERVED: list[socket.socket] = []
+
+
+def reserve_port() -> int:
+    """A port for a server to come: bound here until the end, so that nobody else gets it, in the way that lets one listen."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _RESERVED.append(holder)
+    return int(holder.getsockname()[1])
+
 
 class FakeTorchStore:
     """The part of torch's stores that PolyCCL uses, with their habits: `clone` for each thread, errors of no particular class."""
@@ -162,8 +173,7 @@ def test_another_token_is_refused(server: TcpServer) -> None:
 
 
 def test_a_client_waits_for_a_server_that_comes_up_later() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = reserve_port()
     early = TcpStore("127.0.0.1", port, token="", timeout=20)
     tried = threading.Event()
     connect = socket.create_connection
@@ -185,8 +195,7 @@ def test_a_client_waits_for_a_server_that_comes_up_later() -> None:
 
 
 def test_no_server_is_a_timeout_that_says_where() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = reserve_port()
     with pytest.raises(CommTimeout, match=rf"tcp://127\.0\.0\.1:{port}: no store came up within 0\.\d s"):
         TcpStore("127.0.0.1", port, token="").get("key", 0.2)
 
@@ -557,11 +566,6 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_kept", {})
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.usefixtures("_bare")
 class TestDefaultStore:
     """`default_store`: which store the environment means."""
@@ -584,7 +588,7 @@ class TestDefaultStore:
         server.close()
 
     def test_rank_0_hosts_where_the_address_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        port = free_port()
+        port = reserve_port()
         monkeypatch.setenv("POLYCCL_STORE", f"tcp://127.0.0.1:{port}?host=rank0")
         default_store("dp", 0, 2).set("key", b"x")
         assert TcpStore("127.0.0.1", port, token="").get("polyccl/dp/key", 5) == b"x"
@@ -610,7 +614,7 @@ class TestDefaultStore:
 
     def test_without_torch_rank_0_hosts_at_the_master_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stores, "find_spec", lambda name: None)
-        port = free_port()
+        port = reserve_port()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
         default_store("dp", 0, 2).set("key", b"x")
@@ -632,7 +636,7 @@ class TestDefaultStore:
 
     def test_with_torch_its_store_is_shared_with_torch_distributed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         distributed = pytest.importorskip("torch.distributed")
-        port = free_port()
+        port = reserve_port()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
         default_store("dp", 0, 2).set("key", b"x")

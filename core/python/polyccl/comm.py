@@ -19,7 +19,7 @@ from . import arguments, create
 from .arguments import Timeout
 from .errors import InvalidArgument, UnsupportedOperation
 from .graphs import untraced
-from .options import CALL_HINTS, CommOptions, check_hints, is_strict
+from .options import CALL_HINTS, CommOptions, check_hints, is_strict, lasting
 from .reduce_op import ReduceOp
 from .spec import OPERATIONS, Kind
 from .trace import TraceEvent, read_event
@@ -367,7 +367,7 @@ class Comm:
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the default timeout of operations that are issued from now on; None gives back the one of creation."""
         with self._refusals("set_timeout"):
-            self._native.timeout = self._group.options.timeout if timeout is None else arguments.seconds(timeout)
+            self._native.timeout = self._group.options.timeout if timeout is None else lasting(timeout)
 
     def set_hints(self, hints: Mapping[str, str]) -> None:
         """Set hints for operations from now on; on all ranks alike. Only those that operations take."""

@@ -25,7 +25,7 @@ from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOp
 from .graphs import untraced
 from .meeting import Failure, Meeting
 from .options import HINTS as KNOWN_HINTS
-from .options import WINDOW, CommOptions, check_hints, creation_timeout, make_options
+from .options import WINDOW, CommOptions, check_hints, lasting, make_options
 from .planner import planner
 from .planner.staging import Memory
 from .planner.task import Request
@@ -194,7 +194,7 @@ def split(
         if hints is not None:
             options = replace(options, hints={**options.hints, **check_hints(hints, KNOWN_HINTS)})
         if timeout is not None:
-            options = replace(options, timeout=creation_timeout(timeout))
+            options = replace(options, timeout=lasting(timeout))
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}: {error}") from None
     if not members:

@@ -76,7 +76,7 @@ def make_options(
     """Options from arguments, else from the environment. Raises InvalidArgument for values that are none."""
     abort = arguments.optional_flag("abort_process_on_timeout_or_error", abort_process_on_timeout_or_error)
     return CommOptions(
-        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else creation_timeout(timeout),
+        timeout=environment.seconds("POLYCCL_TIMEOUT") if timeout is None else lasting(timeout),
         abort_process_on_timeout_or_error=environment.flag("POLYCCL_ABORT_ON_ERROR") if abort is None else abort,
         check=environment.flag("POLYCCL_CHECK") if check is None else arguments.flag("check", check),
         hints=check_hints(hints, HINTS),
@@ -85,11 +85,11 @@ def make_options(
     )
 
 
-def creation_timeout(timeout: Timeout) -> float:
-    """Return the timeout of a communicator in seconds. Raises InvalidArgument if it leaves no time to meet the other ranks."""
+def lasting(timeout: Timeout) -> float:
+    """Return a communicator's timeout in seconds. Raises InvalidArgument if it leaves its operations no time at all."""
     value = arguments.seconds(timeout)
     if value == 0:
-        arguments.refuse("timeout", timeout, "more than 0, since it bounds the creation too (float('inf') waits without limit)")
+        arguments.refuse("timeout", timeout, "more than 0 (float('inf') waits without limit)")
     return value
 
 
@@ -130,7 +130,7 @@ __all__ = [
     "CommOptions",
     "Timeout",
     "check_hints",
-    "creation_timeout",
     "is_strict",
+    "lasting",
     "make_options",
 ]
