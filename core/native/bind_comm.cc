@@ -469,6 +469,7 @@ void bind_comm(nb::module_& m) {
       .def_prop_ro(
           "failure", [](const Communicator& c) { return exception_of(c.failure()); },
           "What broke it, as an exception; None while it works.")
+      .def("departed", &Communicator::departed, "Ranks that have left it in good order, as far as this rank is told.")
       .def_prop_rw(
           "timeout", [](const Communicator& c) { return static_cast<double>(c.timeout_ns()) / 1e9; },
           [](Communicator& c, double seconds) { c.set_timeout(standard_timeout(seconds)); })

@@ -101,6 +101,7 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   bool inherited() const { return made_.inherited(); }
 
   std::optional<Error> failure() const override;
+  std::vector<int> departed() const { return group_->departed(); }  // ranks that have left in good order
   bool memory_in_use() const override;
   int rank() const { return config_.rank; }
   int size() const { return static_cast<int>(config_.members.size()); }

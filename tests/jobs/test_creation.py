@@ -35,9 +35,9 @@ def told(call):
         print(f"{time.monotonic() - began:.1f} s, {type(error).__name__}: {error}", flush=True)
 """
 
-IN_THE_LIBRARY = """
+WHILE_IT_BUILDS = """
 if rank == victim:
-    meeting.Bootstrap.set = lambda *arguments: end()
+    create._Builder.plain = lambda *arguments: end()
 told(lambda: join("gloo"))
 """
 
@@ -45,6 +45,14 @@ BEFORE_ITS_SPLIT = """
 comm = join("bridge")
 if rank == victim:
     end()
+told(lambda: comm.split(list(range(size)), "part"))
+"""
+
+LEAVES_BEFORE_ITS_SPLIT = """
+comm = join("bridge", hints={"island": str(rank % 2)})
+comm.barrier()
+if rank == victim:
+    sys.exit()
 told(lambda: comm.split(list(range(size)), "part"))
 """
 
@@ -86,10 +94,10 @@ def run(script: str, directory: str, size: int, victim: int, local: str = "host"
 
 
 @pytest.mark.parametrize("victim", range(3))
-def test_a_rank_that_dies_while_a_library_exchanges_addresses_is_named(directory: str, victim: int) -> None:
+def test_a_rank_that_dies_while_ranks_build_their_parts_is_named(directory: str, victim: int) -> None:
     if "gloo" not in available():
         pytest.skip("Gloo is not built")
-    said = run(IN_THE_LIBRARY, directory, 3, victim, "gloo")
+    said = run(WHILE_IT_BUILDS, directory, 3, victim, "gloo")
     for rank in {0, 1, 2} - {victim}:
         assert re.search(rf"PeerLost: communicator 'dp': rank {victim} \(host .* ended during the creation", said[rank])
 
@@ -99,6 +107,13 @@ def test_a_rank_that_dies_before_a_split_is_named(directory: str, victim: int) -
     said = run(BEFORE_ITS_SPLIT, directory, 3, victim)
     for rank in {0, 1, 2} - {victim}:
         assert re.search(rf"(PeerLost|Error): .*rank {victim} \(.*(is lost|has ended|ended during)", said[rank])
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_rank_that_leaves_before_a_split_is_named(directory: str, victim: int) -> None:
+    said = run(LEAVES_BEFORE_ITS_SPLIT, directory, 4, victim)
+    for rank in {0, 1, 2, 3} - {victim}:
+        assert re.search(rf"^\d\.\d s, PeerLost: .*rank {victim}\b", said[rank]), said
 
 
 @pytest.mark.parametrize("victim", [1, 2])

@@ -38,6 +38,7 @@ class GroupHandle final : public LinkGroup {
   bool has_come(int peer, const Tag& tag) override { return engine_.has_come(group_, peer, tag); }
   void fail(const Error& error, bool tell) override { engine_.fail(group_, error, tell); }
   std::optional<Error> failure() const override { return engine_.failure(group_); }
+  std::vector<int> departed() const override { return engine_.departed(group_); }
   void on_failure(std::function<void(const Error&)> callback) override {
     engine_.on_failure(group_, std::move(callback));
   }
@@ -328,6 +329,19 @@ std::optional<Error> Engine::failure(const Group& group) const {
   check_alive();
   const std::lock_guard lock(mutex_);
   return group.failure;
+}
+
+std::vector<int> Engine::departed(const Group& group) const {
+  check_alive();
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < group.members.size(); ++rank) {
+    const auto it = peers_.find(group.members[rank].process);
+    if (it == peers_.end()) continue;  // this process
+    const Peer& peer = *it->second.peer;
+    if (peer.said_goodbye() || peer.has_left(group.id)) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
 }
 
 void Engine::on_failure(Group& group, std::function<void(const Error&)> callback) {

@@ -65,6 +65,7 @@ class Engine final : public Link, private Hub {
                                     size_t bytes, uint64_t fingerprint);
   void fail(Group& group, const Error& error, bool tell);
   std::optional<Error> failure(const Group& group) const;
+  std::vector<int> departed(const Group& group) const;
   bool has_come(const Group& group, int peer, const Tag& tag);
   void on_failure(Group& group, std::function<void(const Error&)> callback);
   void on_late_mismatch(Group& group, std::function<void(int, const Tag&, const Error&)> callback);

@@ -82,6 +82,9 @@ class LinkGroup {
   // connection.
   virtual std::optional<Error> failure() const = 0;
 
+  // The members that have left the group, or ended their process, in good order, as far as connections tell.
+  virtual std::vector<int> departed() const = 0;
+
   // Called once, on failure, from whichever thread notices; must not block and must not call the link.
   // None runs any more once the group's destructor has returned.
   virtual void on_failure(std::function<void(const Error&)> callback) = 0;

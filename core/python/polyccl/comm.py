@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import arguments, create
 from .arguments import Timeout
-from .errors import InvalidArgument, UnsupportedOperation
+from .errors import CommError, InvalidArgument, PeerLost, UnsupportedOperation
 from .graphs import untraced
 from .options import CALL_HINTS, CommOptions, check_hints, is_strict, lasting
 from .reduce_op import ReduceOp
@@ -362,7 +362,17 @@ class Comm:
         one island get a plain communicator of its library, else a bridge.
         """
         self._splits += 1
-        return create.split(self._group, self._splits, ranks, name, hints, timeout, lambda: self._native.failure)
+        return create.split(self._group, self._splits, ranks, name, hints, timeout, self._lost)
+
+    def _lost(self, ranks: Sequence[int]) -> CommError | None:
+        """Return why a call with these ranks can no longer be answered; None if nothing is known against it."""
+        gone = [rank for rank in self._native.departed() if rank in ranks]
+        if self._native.failure is not None or not gone:
+            return self._native.failure
+        return PeerLost(
+            f"communicator '{self.get_name()}': {'rank' if len(gone) == 1 else 'ranks'} {', '.join(map(str, gone))} left it, or "
+            "ended, in good order. Let all ranks make the same calls before they end"
+        )
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the default timeout of operations that are issued from now on; None gives back the one of creation."""

@@ -21,7 +21,7 @@ from . import store as stores
 from ._version import __version__
 from .arguments import Timeout
 from .deadlines import after, left
-from .errors import BackendUnavailable, InvalidArgument, Mismatch, UnsupportedOperation
+from .errors import BackendUnavailable, CommError, InvalidArgument, Mismatch, UnsupportedOperation
 from .graphs import untraced
 from .meeting import Failure, Meeting
 from .options import HINTS as KNOWN_HINTS
@@ -181,9 +181,12 @@ def split(
     name: str,
     hints: Mapping[str, str] | None,
     timeout: Timeout,
-    parents_failure: Failure,
+    loss: Callable[[Sequence[int]], CommError | None],
 ) -> Comm | None:
-    """Do this rank's part of a split; see `Comm.split`. The members meet by way of the parent's own store."""
+    """Do this rank's part of a split; see `Comm.split`. The members meet by way of the parent's own store.
+
+    ``loss`` gives the reason if some of these ranks are known to be lost.
+    """
     from .comm import Comm
 
     where = f"split of communicator '{parent.name}'"
@@ -206,7 +209,7 @@ def split(
     store = PrefixStore(parent.store, f"split{number}/{digest}")
     backend = AUTO if parent.requested in (AUTO, BRIDGE) else parent.requested
     rank, size = members.index(parent.rank), len(members)
-    return Comm(*form(backend, parent.device, name, options, store, rank, size, parents_failure))
+    return Comm(*form(backend, parent.device, name, options, store, rank, size, lambda: loss(members)))
 
 
 def form(

@@ -62,7 +62,7 @@ class GroupComm(TorchComm):
         if len(shown) > 40:
             shown = f"{len(members)} ranks {hashlib.sha256(shown.encode()).hexdigest()[:8]}"
         own = f"{self.get_name()}/{shown}#{self._times[members]}"
-        child = create.split(self._group, self._times[members], list(members), own, hints, timeout, lambda: self._native.failure)
+        child = create.split(self._group, self._times[members], list(members), own, hints, timeout, self._lost)
         return None if child is None else self.of(child)
 
     def finalize(self, timeout: Timeout = None) -> None:
