@@ -391,6 +391,13 @@ def _sanitizer_session(session: nox.Session, sanitizer: str) -> None:
 
 
 @nox.session
+def leaks(session: nox.Session) -> None:
+    """Ten thousand calls of each kind, and two thousand communicators, leave no memory, descriptor or thread. Minutes."""
+    _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": ""})
+    session.run("pytest", "--all-calls", "tests/torch/test_leaks.py", *session.posargs)
+
+
+@nox.session
 def tsan(session: nox.Session) -> None:
     """ThreadSanitizer finds nothing: every operation and every way to end, in jobs of C++ alone. Minutes."""
     _sanitizer_session(session, "thread")
