@@ -19,13 +19,8 @@ from polyccl.torch import ProcessGroup
 LENGTH = 16384
 """Elements of a tensor: 64 KiB, so that one that is left for each call shows."""
 
-FEW = 8
-"""Store keys that a rank may see late: those of the group's creation."""
-
 SPLITS_PER_CALL = 10
 """How many times fewer splits there are than calls of other kinds."""
-SPLIT_KEYS = 56 << 10
-"""Bytes that torch's FileStore keeps of each split's keys, which stay."""
 
 Call = Callable[[int], Any]
 
@@ -39,7 +34,7 @@ def leave_nothing(kinds: tuple[str, ...], calls: int, limit: int) -> None:
         settled = _Settled()
         for number in range(times):
             call(number)
-        settled.check(kind, limit + (times * SPLIT_KEYS if kind == "splits" else 0))
+        settled.check(kind, limit)
 
 
 class _Settled:
@@ -57,8 +52,7 @@ class _Settled:
             sleep(0.01)  # threads and connections that are about to end
         assert _threads() <= self.threads, f"{kind}: {self.threads} threads before, {_threads()} after"
         assert _descriptors() <= self.descriptors, f"{kind}: {self.descriptors} descriptors before, {_descriptors()} after"
-        if kind in KEEP_NO_KEYS:
-            assert _keys() <= self.keys + FEW, f"{kind}: {self.keys} store keys before, {_keys()} after"
+        assert _keys() <= self.keys, f"{kind}: {self.keys} store keys before, {_keys()} after"
         grown = _memory() - self.memory
         assert grown <= limit, f"{kind}: memory has grown by {grown / 2**20:.1f} MiB"
 
@@ -175,6 +169,11 @@ def _failed() -> Call:
     return call
 
 
+def _monitored_barrier() -> Call:
+    world: Any = dist.group.WORLD
+    return lambda number: world.monitored_barrier()
+
+
 def _split() -> Call:
     def call(number: int) -> None:
         world: Any = dist.group.WORLD
@@ -193,10 +192,9 @@ KINDS: dict[str, Callable[[], Call]] = {
     "batches": _batch,
     "futures": _future,
     "refused calls": _failed,
+    "monitored barriers": _monitored_barrier,
     "splits": _split,
 }
-KEEP_NO_KEYS = [kind for kind in KINDS if kind != "splits"]
-"""A new communicator meets under keys of its own."""
 
 
 def hold_many(alive: int, times: int) -> None:
@@ -211,7 +209,7 @@ def hold_many(alive: int, times: int) -> None:
     settled = _Settled()
     for number in range(times):
         make(number)
-    settled.check(f"splits beside {alive}", (8 << 20) + times * SPLIT_KEYS)
+    settled.check(f"splits beside {alive}", 8 << 20)
     for each in kept:
         assert each is not None
         each.barrier()
