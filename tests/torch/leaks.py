@@ -51,7 +51,7 @@ class _Settled:
         while (_descriptors(), _threads()) > (self.descriptors, self.threads) and monotonic() < end:
             sleep(0.01)  # threads and connections that are about to end
         assert _threads() <= self.threads, f"{kind}: {self.threads} threads before, {_threads()} after"
-        assert _descriptors() <= self.descriptors, f"{kind}: {self.descriptors} descriptors before, {_descriptors()} after"
+        assert _descriptors() <= self.descriptors, f"{kind}: {self.descriptors} descriptors before; now {_open_files()}"
         assert _keys() <= self.keys, f"{kind}: {self.keys} store keys before, {_keys()} after"
         grown = _memory() - self.memory
         assert grown <= limit, f"{kind}: memory has grown by {grown / 2**20:.1f} MiB"
@@ -68,6 +68,10 @@ def _memory() -> int:
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def _open_files() -> list[str]:
+    return [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
 
 
 def _threads() -> int:
