@@ -8,6 +8,7 @@ goes wrong goes to everybody the same way, so that all ranks raise the same text
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +230,14 @@ def rank_list(ranks: Iterable[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
+@cache
+def _drawn_token(process: int) -> str:
+    """Return the secret of the communicators that this process leads: one for all, since the link keeps every token."""
+    return secrets.token_hex(32)
+
+
 def _draw(name: str, hellos: Sequence[Hello]) -> Roster:
-    token = environment.text("POLYCCL_JOB_TOKEN") or secrets.token_hex(32)
+    token = environment.text("POLYCCL_JOB_TOKEN") or _drawn_token(os.getpid())
     return Roster(name, tuple(hellos), secrets.randbits(63) + 1, token)
 
 
