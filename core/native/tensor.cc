@@ -78,6 +78,7 @@ struct TypeEntry {
   nb::object is_neg, is_conj;  // torch: what DLPack does not show
   nb::object int8, uint8;      // torch: the two types of 8 bits
   nb::object storage;          // torch: the method that gives the storage
+  nb::object in_use;           // torch: the callback of the weak references that mark a storage
   nb::object array;            // NumPy: ndarray
   bool torch = false;
 };
@@ -118,6 +119,7 @@ TypeEntry describe(nb::handle type) {
   entry.int8 = loaded_module("torch").attr("int8");
   entry.uint8 = loaded_module("torch").attr("uint8");
   entry.storage = type.attr("untyped_storage");
+  entry.in_use = nb::module_::import_("polyccl.storages").attr("guard")();
   // Where torch.distributed is not loaded, nothing can be of this class.
   const nb::object collectives = loaded_module("torch.distributed._functional_collectives");
   if (!collectives.is_none() && nb::hasattr(collectives, "AsyncCollectiveTensor") &&
@@ -294,7 +296,7 @@ void check_hidden_state(const TypeEntry& entry, Dtype dtype, const Subject& subj
 // ---- What keeps the memory
 
 // torch lets a tensor change to other memory (`set_()`, `.data = `), and its own DLPack capsules change with it: only
-// the storage stays what it is. `untyped_storage().resize_()` frees it all the same, as under c10d.
+// the storage stays what it is.
 nb::object storage_of(const TypeEntry& entry, const Subject& subject) {
   try {
     return call(entry.storage, subject.object);
@@ -303,14 +305,23 @@ nb::object storage_of(const TypeEntry& entry, const Subject& subject) {
   }
 }
 
+nb::object weak_reference(nb::handle object, nb::handle callback) {
+  nb::object reference = nb::steal(PyWeakref_NewRef(object.ptr(), callback.ptr()));
+  if (!reference.is_valid()) throw nb::python_error();
+  return reference;
+}
+
+// Keeps torch's `resize_()` from a storage in host memory (polyccl/storages.py).
+nb::object storage_guard(const TypeEntry& entry, const Tensor& tensor, nb::handle storage) {
+  return tensor.device_type == dlpack::kCpu ? weak_reference(storage, entry.in_use) : nb::none();
+}
+
 // NumPy's `resize(refcheck=False)` frees an array's memory under those who use it, unless somebody has a weak reference
 // to the array that owns it.
 nb::object resize_guard(const TypeEntry& entry, nb::handle array) {
   nb::object owner = nb::borrow(array);
   for (nb::object base = owner.attr("base"); nb::isinstance(base, entry.array); base = owner.attr("base")) owner = base;
-  nb::object guard = nb::steal(PyWeakref_NewRef(owner.ptr(), nullptr));
-  if (!guard.is_valid()) throw nb::python_error();
-  return guard;
+  return weak_reference(owner, nb::handle());
 }
 
 // ---- The ways in
@@ -351,7 +362,11 @@ Tensor by_exchange(const TypeEntry& entry, Access access, const Subject& subject
     }
     device = view.device;
     read_view(tensor, view, access, subject);
-    tensor.owner = entry.torch && tensor.count != 0 ? storage_of(entry, subject) : nb::borrow(subject.object);
+    tensor.owner = nb::borrow(subject.object);
+    if (entry.torch && tensor.count != 0) {
+      tensor.owner = storage_of(entry, subject);
+      tensor.guard = storage_guard(entry, tensor, tensor.owner);
+    }
   } else {
     dlpack::ManagedTensorVersioned* managed = nullptr;
     if (entry.api->managed_from_object(subject.object.ptr(), &managed) != 0) {
@@ -416,7 +431,10 @@ Tensor by_capsule(const TypeEntry& entry, Access access, const Subject& subject)
     refuse(subject, "gives no DLPack capsule from __dlpack__(); pass a torch tensor or a NumPy array");
   }
   check_hidden_state(entry, tensor.dtype, subject);
-  if (entry.torch && tensor.count != 0) tensor.guard = storage_of(entry, subject);
+  if (entry.torch && tensor.count != 0) {
+    const nb::object storage = storage_of(entry, subject);
+    tensor.guard = nb::make_tuple(storage, storage_guard(entry, tensor, storage));
+  }
   if (entry.array.is_valid()) tensor.guard = resize_guard(entry, subject.object);
   return tensor;
 }

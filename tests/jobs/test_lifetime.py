@@ -99,6 +99,28 @@ def test_an_array_is_not_resized_under_an_operation(jobs: SharedPool, shape: Sha
     jobs.run(resize_arrays, shape)
 
 
+def resize_storages(comm: Comm) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(LENGTH)
+    if comm.get_rank() == 0:
+        work = comm.all_reduce(tensor[1:], async_op=True)
+        with pytest.raises(RuntimeError, match="cannot be resized: an operation"):
+            tensor.untyped_storage().resize_(0)
+        comm.send(np.zeros(1), 1)
+        work.wait()
+    else:
+        comm.recv(np.zeros(1), 0)
+        comm.all_reduce(tensor[1:])
+    assert (tensor[1:] == 2).all()
+    comm.barrier()
+    tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_storage_is_not_resized_under_an_operation(jobs: SharedPool, shape: Shape) -> None:
+    jobs.run(resize_storages, shape)
+
+
 def resize_afterwards(comm: Comm) -> None:
     array = np.ones(1000)
     comm.all_reduce(array)

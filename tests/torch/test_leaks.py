@@ -22,7 +22,7 @@ def in_full(request: pytest.FixtureRequest) -> bool:
 @pytest.mark.parametrize("over", ["host=2", pytest.param("gloo=1,host=1", marks=pytest.mark.backend("gloo"))])
 def test_calls_leave_nothing_behind(ranks: Ranks, over: str, in_full: bool) -> None:
     calls = 10_000 if in_full else 200
-    ranks(leaks.leave_nothing, over, tuple(leaks.KINDS), calls, 4 << 20, deadline=3000 if in_full else 60)
+    ranks(leaks.leave_nothing, over, tuple(leaks.KINDS), calls, 1 << 20, deadline=3000 if in_full else 60)
 
 
 @pytest.mark.timeout(3600)
