@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,20 @@ def _installed() -> list[str]:
 
 def _is_installed(name: str) -> bool:
     return name == BUILT_IN or name in _installed()
+
+
+@pytest.fixture
+def reserve_port() -> Iterator[Callable[[], int]]:
+    """Gives ports for servers to come, bound here until the test's end: nobody else gets them, and one server may listen."""
+    with ExitStack() as reserved:
+
+        def reserve() -> int:
+            holder = reserved.enter_context(socket.socket())
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", 0))
+            return int(holder.getsockname()[1])
+
+        yield reserve
 
 
 @pytest.fixture(scope="session")

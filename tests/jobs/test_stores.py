@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,6 @@ from .shapes import Shape
 
 SHAPE = Shape("host=2,host=1")
 needs_torch = pytest.mark.skipif("not __import__('importlib.util').util.find_spec('torch')", reason="torch is not installed")
-
-
-_RESERVED: list[socket.socket] = []
-
-
-def reserve_port() -> int:
-    """A port for a server to come: bound here until the end, so that nobody else gets it, in the way that lets one listen."""
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
-    _RESERVED.append(holder)
-    return int(holder.getsockname()[1])
 
 
 def over_store(rank: int, kind: str, directory: str, port: int) -> None:
@@ -61,7 +49,7 @@ def over_store(rank: int, kind: str, directory: str, port: int) -> None:
 
 @needs_torch
 @pytest.mark.parametrize("kind", ["torch tcp", "torch prefix", "torch file"])
-def test_a_store_of_torch_serves(jobs: SharedPool, directory: str, kind: str) -> None:
+def test_a_store_of_torch_serves(jobs: SharedPool, directory: str, kind: str, reserve_port: Callable[[], int]) -> None:
     jobs.each(over_store, 3, kind, directory, reserve_port())
 
 
@@ -123,7 +111,7 @@ def run_ranks(environments: list[dict[str, str]]) -> list[str]:
 
 
 @needs_torch
-def test_torchruns_environment_is_enough() -> None:
+def test_torchruns_environment_is_enough(reserve_port: Callable[[], int]) -> None:
     port = str(reserve_port())
     environments = [
         clean_environment(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
@@ -133,7 +121,7 @@ def test_torchruns_environment_is_enough() -> None:
 
 
 @needs_torch
-def test_torchrun_itself_starts_a_job(tmp_path: Path) -> None:
+def test_torchrun_itself_starts_a_job(tmp_path: Path, reserve_port: Callable[[], int]) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     words = [
@@ -158,7 +146,7 @@ def test_a_file_store_in_the_environment_is_enough(directory: str) -> None:
     assert run_ranks(environments) == [f"rank {rank} of 3" for rank in range(3)]
 
 
-def test_rank_0_may_host_the_store() -> None:
+def test_rank_0_may_host_the_store(reserve_port: Callable[[], int]) -> None:
     store = f"tcp://127.0.0.1:{reserve_port()}?host=rank0"
     environments = [
         clean_environment(OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE="2", POLYCCL_STORE=store) for rank in range(2)

@@ -22,17 +22,6 @@ from polyccl import tcp_server, tcp_store
 from polyccl.errors import CommError, CommTimeout, InvalidArgument, PeerLost
 from polyccl.store import FileStore, MemoryStore, PrefixStore, Store, TcpServer, TcpStore, default_store, wrap
 
-_RESERVED: list[socket.socket] = []
-
-
-def reserve_port() -> int:
-    """A port for a server to come: bound here until the end, so that nobody else gets it, in the way that lets one listen."""
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
-    _RESERVED.append(holder)
-    return int(holder.getsockname()[1])
-
 
 class FakeTorchStore:
     """The part of torch's stores that PolyCCL uses, with their habits: `clone` for each thread, errors of no particular class."""
@@ -172,7 +161,7 @@ def test_another_token_is_refused(server: TcpServer) -> None:
         client(server, token="guess").get("key", 5)
 
 
-def test_a_client_waits_for_a_server_that_comes_up_later() -> None:
+def test_a_client_waits_for_a_server_that_comes_up_later(reserve_port: Callable[[], int]) -> None:
     port = reserve_port()
     early = TcpStore("127.0.0.1", port, token="", timeout=20)
     tried = threading.Event()
@@ -194,7 +183,7 @@ def test_a_client_waits_for_a_server_that_comes_up_later() -> None:
     late.close()
 
 
-def test_no_server_is_a_timeout_that_says_where() -> None:
+def test_no_server_is_a_timeout_that_says_where(reserve_port: Callable[[], int]) -> None:
     port = reserve_port()
     with pytest.raises(CommTimeout, match=rf"tcp://127\.0\.0\.1:{port}: no store came up within 0\.\d s"):
         TcpStore("127.0.0.1", port, token="").get("key", 0.2)
@@ -587,7 +576,7 @@ class TestDefaultStore:
             default_store("other", 1, 2).get("key", 0.01)
         server.close()
 
-    def test_rank_0_hosts_where_the_address_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rank_0_hosts_where_the_address_says_so(self, monkeypatch: pytest.MonkeyPatch, reserve_port: Callable[[], int]) -> None:
         port = reserve_port()
         monkeypatch.setenv("POLYCCL_STORE", f"tcp://127.0.0.1:{port}?host=rank0")
         default_store("dp", 0, 2).set("key", b"x")
@@ -612,7 +601,9 @@ class TestDefaultStore:
         with pytest.raises(InvalidArgument, match="POLYCCL_STORE is"):
             default_store("dp", 0, 2)
 
-    def test_without_torch_rank_0_hosts_at_the_master_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_torch_rank_0_hosts_at_the_master_address(
+        self, monkeypatch: pytest.MonkeyPatch, reserve_port: Callable[[], int]
+    ) -> None:
         monkeypatch.setattr(stores, "find_spec", lambda name: None)
         port = reserve_port()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -634,7 +625,9 @@ class TestDefaultStore:
         with pytest.raises(InvalidArgument, match="MASTER_PORT"):
             default_store("dp", 0, 2)
 
-    def test_with_torch_its_store_is_shared_with_torch_distributed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_with_torch_its_store_is_shared_with_torch_distributed(
+        self, monkeypatch: pytest.MonkeyPatch, reserve_port: Callable[[], int]
+    ) -> None:
         distributed = pytest.importorskip("torch.distributed")
         port = reserve_port()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
