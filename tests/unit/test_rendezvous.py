@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from polyccl import rendezvous
 from polyccl.errors import Aborted, BackendUnavailable, CommError, CommTimeout, InvalidArgument, Mismatch, PeerLost
 from polyccl.meeting import Meeting
 from polyccl.rendezvous import HELLO_LIMIT, Hello, Roster, exchange, machine_id, rank_list
@@ -85,9 +86,10 @@ def test_a_single_rank_needs_no_store_and_no_others() -> None:
     assert meet(MemoryStore(), hello(0), 1, 0).size == 1
 
 
-def test_the_job_token_of_the_environment_is_taken_else_each_rendezvous_draws_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = {meet(MemoryStore(), hello(0), 1).token for _ in range(2)}
-    assert len(drawn) == 2
+def test_the_job_token_of_the_environment_is_taken_else_each_process_draws_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    (drawn,) = {meet(MemoryStore(), hello(0), 1).token for _ in range(2)}
+    assert len(drawn) == 64
+    assert rendezvous._drawn_token(-1) != drawn, "another process, another token"
     monkeypatch.setenv("POLYCCL_JOB_TOKEN", "mine")
     assert meet(MemoryStore(), hello(0), 1).token == "mine"
     assert {each.token for each in together(MemoryStore(), [0, 1], 2)} == {"mine"}
