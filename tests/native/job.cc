@@ -11,6 +11,9 @@
 #include <sstream>
 #include <thread>
 
+#include "closing.h"
+#include "transport.h"
+
 namespace polyccl::native_test {
 
 void require(bool holds, const std::string& what) {
@@ -123,6 +126,11 @@ std::shared_ptr<Communicator> Job::plain(const std::vector<int>& members, const 
     own.name = name;
     own.address = addresses_[static_cast<size_t>(rank_)].host;
     own.deadline = wanted.deadline;
+    if (library_->has(POLYCCL_FLAG_TRANSPORT)) {
+      const uint64_t group = std::hash<std::string>{}(name + "/library");
+      auto link = Link::instance().create_group(group, own.rank, made.members, made.descriptions, made.token);
+      own.transport = lend_link(std::move(link), group, made.descriptions);
+    }
     FolderStore bootstrap = store(name);
     made.native = std::make_shared<BackendComm>(*library_, own, bootstrap);
   }

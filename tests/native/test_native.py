@@ -38,7 +38,7 @@ SCENARIOS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lose_last": ("the loss of the last rank ends all operations", (TWO_VENDORS, HALF_DEVICE, HOST)),
     "time_out": ("calls without one rank time out", (PLAIN, HALF_DEVICE, HOST)),
     "interrupt": ("an interrupt ends the call", (TWO_VENDORS, HOST)),
-    "absent": ("a creation without one rank times out", (PLAIN, HOST)),
+    "absent": ("a creation without one rank times out", (PLAIN,)),
 }
 
 pytestmark = [
