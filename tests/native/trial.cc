@@ -227,7 +227,7 @@ std::vector<Form> forms(int size, uint64_t count) {
   std::vector<Form> all;
   int turn = 0;
   for (const Operation& row : operations()) {
-    if (!row.collective()) continue;
+    if (!row.collective) continue;
     const bool blocks = row.input == Shape::kBlocks || row.output == Shape::kBlocks;
     Form form;
     form.kind = row.kind;
