@@ -32,7 +32,7 @@ SCENARIOS: dict[str, tuple[str, tuple[str, ...]]] = {
     "finalize": ("finalize waits for what is on its way", (PLAIN, HOST, THREE)),
     "drop_on_stream": ("a destroyed communicator does what streams rely on", (PLAIN, TWO_VENDORS)),
     "mismatch": ("calls that differ are refused", (PLAIN, HOST, THREE)),
-    "destroy": ("operations end with their communicator", (PLAIN, HOST, THREE)),
+    "destroy": ("operations go on when their communicator is let go of", (PLAIN, HOST, THREE)),
     "abort": ("an abort ends all operations", (PLAIN, TWO_VENDORS, HOST)),
     "lose_first": ("the loss of the first rank ends all operations", (PLAIN, HOST, THREE)),
     "lose_last": ("the loss of the last rank ends all operations", (TWO_VENDORS, HALF_DEVICE, HOST)),
