@@ -70,16 +70,31 @@ def _is_installed(name: str) -> bool:
     return name == BUILT_IN or name in _installed()
 
 
+def _may_listen(port: int) -> bool:
+    """Whether a server may listen on all interfaces. Where ports run short, the system gives one that old connections still have."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("", port))
+            server.listen()
+        except OSError:
+            return False
+    return True
+
+
 @pytest.fixture
 def reserve_port() -> Iterator[Callable[[], int]]:
     """Gives ports for servers to come, bound here until the test's end: nobody else gets them, and one server may listen."""
     with ExitStack() as reserved:
 
         def reserve() -> int:
-            holder = reserved.enter_context(socket.socket())
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", 0))
-            return int(holder.getsockname()[1])
+            while True:
+                holder = reserved.enter_context(socket.socket())
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                holder.bind(("127.0.0.1", 0))
+                port = int(holder.getsockname()[1])
+                if _may_listen(port):
+                    return port
 
         yield reserve
 
