@@ -71,7 +71,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _may_listen(port: int) -> bool:
-    """Whether a server may listen on all interfaces. Where ports run short, the system gives one that old connections still have."""
+    """Whether a server may listen on all interfaces. Where ports run short, the system gives those of old connections."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
