@@ -393,7 +393,8 @@ def _sanitizer_session(session: nox.Session, sanitizer: str) -> None:
 @nox.session
 def leaks(session: nox.Session) -> None:
     """Ten thousand calls of each kind, and two thousand communicators, leave no memory, descriptor or thread. Minutes."""
-    _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": ""})
+    _system_packages(session, gloo=True)
+    _install(session, TORCH, extras="[test]", env={"POLYCCL_BUILD_BACKENDS": "gloo" if _gloo_is_installed() else ""})
     session.run("pytest", "--all-calls", "tests/torch/test_leaks.py", *session.posargs)
 
 
